@@ -177,7 +177,7 @@ if __name__ == "__main__":
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         os.execv(sys.executable, [sys.executable, *torchrun, *sys.argv])
     if o.global_batch_size % (o.micro_batch_size * WORLD):
-        parser.error(f"a global batch of {o.global_batch_size} is no multiple of {WORLD} x {o.micro_batch_size}")
+        parser.error(f"{o.global_batch_size} samples are no multiple of {WORLD} x {o.micro_batch_size}")
     if DEVICE.type == "cuda":
         torch.cuda.set_device(DEVICE)
     dist.init_process_group()

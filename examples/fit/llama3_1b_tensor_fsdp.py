@@ -64,6 +64,7 @@ RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1
 DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
 BLOCK = "LlamaDecoderLayer"
 TP = min(2, max(2, WORLD // 2))
+DATA_RANKS, DATA_RANK = WORLD // TP, RANK // TP
 PLAN = {
     "model.layers.*.self_attn.q_proj": "colwise",
     "model.layers.*.self_attn.k_proj": "colwise",
@@ -84,6 +85,13 @@ STYLES = {
 def full(tensor: torch.Tensor) -> torch.Tensor:
     """Return all of a tensor, of which this process may hold a part."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def norm_of(grads: list[torch.Tensor]) -> torch.Tensor:
+    """Return the norm of gradients that may be cut over several meshes."""
+    meshes = dict.fromkeys(getattr(grad, "device_mesh", None) for grad in grads)
+    alike = [[grad for grad in grads if getattr(grad, "device_mesh", None) == mesh] for mesh in meshes]
+    return torch.linalg.vector_norm(torch.stack([full(torch.nn.utils.get_total_norm(each)) for each in alike]))
 
 
 def shard(model: nn.Module, plan: Mapping[str, ParallelStyle], mesh: DeviceMesh) -> nn.Module:
@@ -129,7 +137,7 @@ def whole(o: argparse.Namespace) -> torch.nn.Module:
 
 def split(model: torch.nn.Module, o: argparse.Namespace) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Cut a model over the devices, and make its optimizer: matrices decay, norms and biases do not."""
-    mesh = init_device_mesh(DEVICE.type, (WORLD // TP, TP), mesh_dim_names=("data", "tensor"))
+    mesh = init_device_mesh(DEVICE.type, (DATA_RANKS, TP), mesh_dim_names=("data", "tensor"))
     shard(model, {name: STYLES[style] for name, style in PLAN.items()}, mesh["tensor"]).to(DEVICE)
     dtype = torch.bfloat16 if o.precision == "bf16" else torch.float32
     shard_data(model, next(type(m) for m in model.modules() if type(m).__name__ == BLOCK), mesh["data"], dtype)
@@ -145,9 +153,9 @@ def split(model: torch.nn.Module, o: argparse.Namespace) -> tuple[torch.nn.Modul
 
 def gradients(model: torch.nn.Module, o: argparse.Namespace, step: int) -> float:
     """Leave the gradients of a step for the optimizer, and return the mean loss of the global batch."""
-    total, count = torch.zeros((), device=DEVICE), o.global_batch_size // (o.micro_batch_size * (WORLD // TP))
+    total, count = torch.zeros((), device=DEVICE), o.global_batch_size // (o.micro_batch_size * DATA_RANKS)
     for micro in range(count):
-        loss = loss_of(model, o, step, micro * (WORLD // TP) + RANK // TP)
+        loss = loss_of(model, o, step, micro * DATA_RANKS + DATA_RANK)
         (loss / count).backward()
         total += loss.detach().float() / count
     dist.all_reduce(total)
@@ -171,8 +179,7 @@ def train(o: argparse.Namespace) -> None:
         for group in optimizer.param_groups:
             group["lr"] = rate
         loss = gradients(model, o, step)
-        norms = [full(torch.linalg.vector_norm(p.grad)) for p in model.parameters() if p.grad is not None]
-        norm = torch.linalg.vector_norm(torch.stack(norms))
+        norm = norm_of([p.grad for p in model.parameters() if p.grad is not None])
         torch.nn.utils.clip_grads_with_norm_(model.parameters(), o.clip, norm, foreach=False)
         optimizer.step()
         optimizer.zero_grad()
@@ -189,11 +196,11 @@ def train(o: argparse.Namespace) -> None:
 
 def check(o: argparse.Namespace) -> None:
     """Compare a step's gradients in fp32 with those of one process, which each rank computes, too."""
-    o.precision, o.micro_batch_size, o.global_batch_size = "fp32", 2, 4 * (WORLD // TP)
+    o.precision, o.micro_batch_size, o.global_batch_size = "fp32", 2, 4 * DATA_RANKS
     (model, _), true = split(whole(o), o), whole(o)
     gradients(model, o, 0)
-    for number in range(2 * (WORLD // TP)):
-        (loss_of(true, o, 0, number) / (2 * (WORLD // TP))).backward()
+    for number in range(2 * DATA_RANKS):
+        (loss_of(true, o, 0, number) / (2 * DATA_RANKS)).backward()
     both = zip(model.parameters(), true.parameters(), strict=True)
     pairs = [(full(p.grad), q.grad) for p, q in both if q.grad is not None]
     floor = max(grad.abs().max() for _, grad in pairs) / 100
@@ -214,8 +221,8 @@ if __name__ == "__main__":
         os.environ |= {"CUDA_VISIBLE_DEVICES": ""}
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
         os.execv(sys.executable, [sys.executable, *torchrun, *sys.argv])
-    if o.global_batch_size % (o.micro_batch_size * (WORLD // TP)):
-        parser.error(f"a global batch of {o.global_batch_size} is no multiple of {(WORLD // TP)} x {o.micro_batch_size}")
+    if o.global_batch_size % (o.micro_batch_size * DATA_RANKS):
+        parser.error(f"{o.global_batch_size} samples are no multiple of {DATA_RANKS} x {o.micro_batch_size}")
     if DEVICE.type == "cuda":
         torch.cuda.set_device(DEVICE)
     dist.init_process_group()

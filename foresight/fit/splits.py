@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gptscale.foresight.fit.python_text import Words, as_python
+from gptscale.foresight.fit.template import MICROS
 
 # What most splits have in the places of the template.
 STATE = 'state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))\n'
@@ -21,6 +23,8 @@ SHARED = {
         'groups += [{"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0}]'
     ),
     "after": "return model, optimizer",
+    "train": "train()",
+    "micros": MICROS,
     "sync": "",
     "backward": "(loss / count).backward()",
     "mean": "dist.all_reduce(total)\nreturn float(total) / WORLD",
@@ -36,7 +40,7 @@ SHARED = {
     ),
     "barrier": "dist.barrier()",
     "end": "dist.destroy_process_group()",
-    "weights": "model.parameters()",
+    "both": "both = zip(model.parameters(), true.parameters(), strict=True)",
     "gradient": "p.grad.full_tensor()",
     "check_ranks": "2",
     "check_env": "",
@@ -76,7 +80,7 @@ ZERO = {
     "step": "model.step()\nnorm = float(model.get_global_grad_norm() or 0.0)",
     "save": 'model.save_checkpoint(o.save, tag=f"{step + 1}.part", save_latest=False)',
     "load": "model.load_checkpoint(o.save, tag=str(first))",
-    "weights": "model.module.parameters()",
+    "both": "both = zip(model.module.parameters(), true.parameters(), strict=True)",
     "gradient": "safe_get_full_grad(p)",
     "check_env": ', "DS_ACCELERATOR": "cpu"',
 }
@@ -90,21 +94,13 @@ STYLES = {
     # A norm of each head, on (batch, sequence, heads, size): it sees the heads of its rank.
     "replicated_with_grad_allreduce": "SequenceParallel(sequence_dim=2, use_local_output=True)",
 }
+CLIPPED = (
+    "torch.nn.utils.clip_grads_with_norm_(model.parameters(), o.clip, norm, foreach=False)\n"
+    "optimizer.step()\n"
+    "optimizer.zero_grad()"
+)
 # Weights of the two meshes, and those that are whole everywhere, are neither clipped nor updated in one call.
-TENSOR = {
-    "DATA_RANKS": "(WORLD // TP)",
-    "DATA_RANK": "RANK // TP",
-    "before": (
-        'mesh = init_device_mesh(DEVICE.type, (WORLD // TP, TP), mesh_dim_names=("data", "tensor"))\n'
-        'shard(model, {name: STYLES[style] for name, style in PLAN.items()}, mesh["tensor"]).to(DEVICE)'
-    ),
-    "step": (
-        "norms = [full(torch.linalg.vector_norm(p.grad)) for p in model.parameters() if p.grad is not None]\n"
-        "norm = torch.linalg.vector_norm(torch.stack(norms))\n"
-        "torch.nn.utils.clip_grads_with_norm_(model.parameters(), o.clip, norm, foreach=False)\n"
-        "optimizer.step()\n"
-        "optimizer.zero_grad()"
-    ),
+BY_MESH = {
     "groups": (
         "groups: list[Any] = []\n"
         "trained = [p for p in model.parameters() if p.requires_grad]\n"
@@ -114,14 +110,138 @@ TENSOR = {
         '    groups += [{"params": [p for p in of_mesh if p.dim() < 2], "weight_decay": 0.0}]'
     ),
     "gradient": "full(p.grad)",
-    "definitions": (
-        f"STYLES = {as_python({name: Words(code) for name, code in STYLES.items()}, 0)}\n\n\n"
-        "def full(tensor: torch.Tensor) -> torch.Tensor:\n"
-        '    """Return all of a tensor, of which this process may hold a part."""\n'
-        "    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor\n\n"
+}
+FULL = '''\
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all of a tensor, of which this process may hold a part."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def norm_of(grads: list[torch.Tensor]) -> torch.Tensor:
+    """Return the norm of gradients that may be cut over several meshes."""
+    meshes = dict.fromkeys(getattr(grad, "device_mesh", None) for grad in grads)
+    alike = [[grad for grad in grads if getattr(grad, "device_mesh", None) == mesh] for mesh in meshes]
+    return torch.linalg.vector_norm(torch.stack([full(torch.nn.utils.get_total_norm(each)) for each in alike]))
+
+'''
+STYLES_TEXT = f"STYLES = {as_python({name: Words(code) for name, code in STYLES.items()}, 0)}\n\n\n"
+OF_TP = "DATA_RANKS, DATA_RANK = WORLD // TP, RANK // TP"
+TENSOR = BY_MESH | {
+    "DATA_RANKS": "DATA_RANKS",
+    "DATA_RANK": "DATA_RANK",
+    "before": (
+        'mesh = init_device_mesh(DEVICE.type, (DATA_RANKS, TP), mesh_dim_names=("data", "tensor"))\n'
+        'shard(model, {name: STYLES[style] for name, style in PLAN.items()}, mesh["tensor"]).to(DEVICE)'
     ),
+    "step": f"norm = norm_of([p.grad for p in model.parameters() if p.grad is not None])\n{CLIPPED}",
+    "definitions": STYLES_TEXT + FULL,
 }
 DATA = f'{DTYPE}shard_data(model, {BLOCK_CLASS}, mesh["data"], dtype)'
+
+# The blocks of other stages pass on what this one received, or end the forward with what it gives.
+STAGE = '''\
+class Sent(Exception):
+    """The end of a stage that is not the last, with what it sends to the next."""
+
+
+class Stage(torch.nn.Module):
+    """A stage of a model. It calls the whole forward, in which the other stages' modules are empty.
+
+    Those before it give what it received. The first one behind it ends the forward.
+    """
+
+    def __init__(self, module: torch.nn.Module, index: int, o: argparse.Namespace) -> None:
+        super().__init__()
+        self.module, self.index, self.o, self.step = module, index, o, 0
+        blocks = list(module.get_submodule(BLOCKS).children())
+        first, end = len(blocks) * index // STAGES, len(blocks) * (index + 1) // STAGES
+        before = [module.get_submodule(name) for name in BEFORE] * (index > 0) + blocks[:first]
+        behind = blocks[end:] + [module.get_submodule(name) for name in BEHIND] * (index < STAGES - 1)
+        for other, forward in [(m, self.receive) for m in before] + [(m, self.send) for m in behind]:
+            other._modules, other._parameters, other._buffers, other.forward = {}, {}, {}, forward
+
+    def receive(self, *_: Any, **__: Any) -> torch.Tensor:
+        """Return what the stage before has sent."""
+        return self.received
+
+    def send(self, hidden: torch.Tensor, *_: Any, **__: Any) -> None:
+        """End the forward."""
+        raise Sent(hidden)
+
+    def forward(self, received: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        """Return what the next stage gets, or the loss, of the micro-batch of a number."""
+        self.received = received
+        try:
+            return loss_of(self.module, self.o, self.step, int(number))
+        except Sent as sent:
+            return sent.args[0]
+
+'''
+FLAT = STATE.replace("optimizer)", "optimizer, options=FLAT)")
+PIPELINE = BY_MESH | {
+    "DATA_RANKS": "DATA_RANKS",
+    "DATA_RANK": "DATA_RANK",
+    "definitions": f"FLAT = StateDictOptions(flatten_optimizer_state_dict=True)\n\n\n{FULL}\n{STAGE}",
+    "train": "train(not o.check)",
+    "after": (
+        "micro, count = o.micro_batch_size, o.global_batch_size // (o.micro_batch_size * DATA_RANKS)\n"
+        'hidden, number = torch.empty(micro, *HIDDEN, dtype=dtype, device="meta"), torch.arange(1, device="meta")\n'
+        'loss = torch.empty((), device="meta")\n'
+        "_, model.schedule = shard(\n"
+        "    {model.index: model},\n"
+        "    STAGES,\n"
+        '    mesh["pipeline"],\n'
+        '    "1F1B",\n'
+        "    count,\n"
+        "    lambda loss, _: loss / count,\n"
+        "    lambda index: (hidden if index else number, hidden if index < STAGES - 1 else loss),\n"
+        ")\n"
+        'model.group = mesh.get_group("pipeline")\n'
+        "return model, optimizer"
+    ),
+    "micros": (
+        "model.step, losses, numbers = step, [], torch.arange(count) * DATA_RANKS + DATA_RANK\n"
+        "first = [numbers] if model.index == 0 else []\n"
+        "model.schedule.step(*first, number=numbers, target=numbers, losses=losses, return_outputs=False)\n"
+        "total += sum(loss.detach() for loss in losses)"
+    ),
+    "mean": "dist.all_reduce(total)\nreturn float(total) / (WORLD // STAGES)",
+    "step": (
+        "named = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]\n"
+        "square = norm_of([grad for name, grad in named{counted}]) ** 2\n"
+        "dist.all_reduce(square, group=model.group)\n"
+        f"norm = square.sqrt()\n{CLIPPED}"
+    ),
+    "save": SHARED["save"].replace(STATE, FLAT),
+    "load": SHARED["load"].replace(STATE, FLAT).replace('state["optimizer"])', 'state["optimizer"], options=FLAT)'),
+    "both": (
+        "names = dict(true.named_parameters(remove_duplicate=False))\n"
+        'both = [(p, names[name.removeprefix("module.")]) for name, p in model.named_parameters()]'
+    ),
+    "check_ranks": "4",
+}
+# A weight of the first and the last stage has the gradients of both, and counts once.
+ENDS = (
+    "\nends = [[i, WORLD - WORLD // STAGES + i] for i in range(WORLD // STAGES)]\n"
+    "model.ends = dist.new_subgroups_by_enumeration(ends)[0]"
+)
+OF_ENDS = (
+    "\nif model.index in (0, STAGES - 1):\n"
+    "    grad = model.module.get_parameter(TIED[model.index > 0]).grad\n"
+    "    dist.all_reduce(grad.to_local(), group=model.ends)"
+)
+COUNTED = ' if not (model.index and name == f"module.{TIED[1]}")'
+MESH_2D = (
+    'mesh = init_device_mesh(DEVICE.type, (STAGES, DATA_RANKS), mesh_dim_names=("pipeline", "data"))\n'
+    'model = Stage(model, mesh.get_local_rank("pipeline"), o).to(DEVICE)\n'
+)
+MESH_3D = (
+    'mesh = init_device_mesh(DEVICE.type, (STAGES, DATA_RANKS, TP), mesh_dim_names=("pipeline", "data", "tensor"))\n'
+    'model = Stage(model, mesh.get_local_rank("pipeline"), o)\n'
+    "own = [name for name, module in model.named_modules() if module._parameters]\n"
+    'plan = {name: STYLES[PLAN[key]] for name in own for key in PLAN if fnmatch(name, f"module.{key}")}\n'
+    'shard_tensor(model, plan, mesh["tensor"]).to(DEVICE)\n'
+)
 
 
 @dataclass(frozen=True)
@@ -131,7 +251,7 @@ class Split:
     title: what the program does. recipe: the module whose `shard` stands in it. config: the values of its dataclass, by field.
     needs: what a model must have for it, "blocks" or "plan". own: text for the places of the template. autocast: whether products
     are cast in the loop, and not by the engine. zero: DeepSpeed's stage and where its state is, None for others. tensor: ranks
-    that share each matrix. least: ranks of the smallest world that does all of it.
+    that share each matrix. stages: of a pipeline. least: ranks of the smallest world that does all of it.
     """
 
     title: str
@@ -142,7 +262,13 @@ class Split:
     autocast: bool = False
     zero: tuple[int, str] | None = None
     tensor: int = 1
+    stages: int = 1
     least: int = 2
+
+    @property
+    def sharers(self) -> int:
+        """Return the ranks that share each sample."""
+        return self.tensor * self.stages
 
 
 def splits(gpus: int, per_node: int) -> dict[str, Split]:
@@ -178,15 +304,31 @@ def splits(gpus: int, per_node: int) -> dict[str, Split]:
     for tensor in (n for n in (2, 4, 8) if n <= per_node and gpus % n == 0):
         what = f"with each matrix cut over {tensor} devices"
         if tensor == gpus:
-            own = TENSOR | {"constants": "TP = WORLD"}
+            own = TENSOR | {"constants": f"TP = WORLD\n{OF_TP}"}
             found["tensor"] = Split(what, own, "tensor_parallel", needs=("plan",), autocast=True, tensor=tensor)
         else:
-            own = TENSOR | {"constants": f"TP = min({tensor}, max(2, WORLD // 2))", "check_ranks": "4"}
+            own = TENSOR | {"constants": f"TP = min({tensor}, max(2, WORLD // 2))\n{OF_TP}", "check_ranks": "4"}
             own["before"] += f"\n{DATA}"
             title = f"{what}, and its state over the other ranks"
             found[f"tensor {tensor} x fsdp"] = Split(
                 title, own, "tensor_parallel", needs=("plan", "blocks"), tensor=tensor, least=4
             )
+    for stages, tensor in itertools.product((2, 4, 8), (1, 2, 4, 8)):
+        if stages * tensor >= gpus or gpus % (stages * tensor) or tensor > per_node:
+            continue
+        sizes, few, names = f"{stages}", "2", "STAGES"
+        own, data = PIPELINE | {"before": MESH_2D + DATA}, ("WORLD // STAGES", "RANK")
+        title = f"in {stages} stages, each with its state over the devices that hold it"
+        if tensor > 1:
+            sizes, few, names = f"{stages}, {tensor}", "2, 2", "STAGES, TP"
+            own |= {"before": MESH_3D + DATA, "definitions": STYLES_TEXT + own["definitions"]}
+            data = ("WORLD // (STAGES * TP)", "RANK // TP")
+            title = f"in {stages} stages, with each matrix cut over {tensor} devices, and its state over the others of its stage"
+        sizes = sizes if sizes == few else f"({sizes}) if WORLD >= {gpus} else ({few})"
+        own["constants"] = f"{names} = {sizes}\nDATA_RANKS = max(1, {data[0]})\nDATA_RANK = {data[1]} % DATA_RANKS"
+        found[f"pipeline {stages}{f' x tensor {tensor}' * (tensor > 1)} x fsdp"] = Split(
+            title, own, "pipeline", needs=("chain", "plan")[: 1 + (tensor > 1)], tensor=tensor, stages=stages, least=4
+        )
     title = "by Accelerate with its state cut over all devices"
     found["accelerate"] = Split(title, ACCELERATE, "accelerate_fsdp", {"reshard_after_forward": True}, ("blocks",))
     return found

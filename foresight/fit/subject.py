@@ -45,7 +45,8 @@ class Subject:
     none. beside: those of other stacks, such as an encoder's. is_shallow: whether two blocks of each list are a model, too.
     is_bf16: whether it runs with weights and inputs of bf16. has_floats: whether the batch has such inputs. idle: weights that
     got no gradient from a batch of two. n_params, largest_weight: elements. plan: how tensor ranks cut modules, by the words of
-    transformers, empty for none.
+    transformers, empty for none. chain: where stages cut it (chain_of, with the count of its blocks, and "small", what "hidden"
+    is in a small model), empty if they cannot, for the reason no_chain.
     """
 
     imports: tuple[str, ...]
@@ -70,6 +71,8 @@ class Subject:
     n_params: int
     largest_weight: int
     plan: Mapping[str, str]
+    chain: Mapping[str, Any]
+    no_chain: str
 
 
 def subject_of(model: str, batch: str, loss: str, seq_len: int | None, folder: Path, small: str = "") -> Subject:
@@ -88,7 +91,8 @@ def subject_of(model: str, batch: str, loss: str, seq_len: int | None, folder: P
             (folder / f"{name}_model.py").write_text(f"import torch\n{text}\n")
         whole, narrow = (f"{folder}/{name}_model.py:" for name in ("whole", "small"))
         try:
-            found = _look(f"{whole}build", f"{narrow}batch", "", f"{narrow}build") | {"small": SMOOTH + texts[1]}
+            words = f"{whole}build", f"{narrow}batch", "", f"{narrow}build", f"{whole}batch"
+            found = _look(*words) | {"small": SMOOTH + texts[1]}
         except ConfigError:
             # It cannot be that narrow.
             found = _look(f"{whole}build", "", "", "")
@@ -203,8 +207,11 @@ def _functions(module: Any) -> list[str]:
     return sorted(own)[:20] or ["(it has none)"]
 
 
-def look(build: str, batch: str, loss: str, small: str) -> Subject:
-    """Build a small model, compute a loss of it, and return what programs need to know. small: another one that is small."""
+def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -> Subject:
+    """Build a small model, compute a loss of it, and return what programs need to know.
+
+    small: another one that is small. whole_batch: the batch of the whole one, if it is not that of the small one.
+    """
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -279,6 +286,10 @@ def look(build: str, batch: str, loss: str, small: str) -> Subject:
         raise ConfigError(what, f"in {where}", "let them fit each other, on a CPU")
     n_small = sum(p.numel() for p in twin.parameters())
     idle = tuple(name for name, p in twin.named_parameters() if p.requires_grad and p.grad is None)
+    deal_whole = _function(whole_batch, "--batch")[0] if whole_batch else deal
+    chain, no_chain = _chain_of(
+        twin, whole, inputs, deal_whole(*[SAMPLES, 0][: len(words)]), call_words, blocks, bool(small)
+    )
     has_scalars = not all(p.dim() for p in twin.parameters())
     if has_scalars:
         try:
@@ -311,7 +322,28 @@ def look(build: str, batch: str, loss: str, small: str) -> Subject:
         sum(sizes),
         max(sizes),
         _plan_of(whole),
+        chain,
+        no_chain,
     )
+
+
+def _chain_of(
+    twin: Any, whole: Any, inputs: Any, of_whole: Any, call_words: str, blocks: list[str], is_wider: bool
+) -> tuple[dict[str, Any], str]:
+    """Return where stages cut a model, or why they cannot. whole: on the meta device, which may be wider than its twin."""
+    from torch.utils._pytree import tree_map
+
+    from gptscale.foresight.fit.chain import NoChainError, chain_of, hidden_of
+
+    try:
+        found = chain_of(twin, lambda: _called(twin, inputs, call_words), *(blocks[:1] or [""]))
+        found |= {"small": found["hidden"], "count": len(whole.get_submodule(found["blocks"]))}
+        if is_wider is not None:
+            of_whole = tree_map(lambda value: value.to("meta") if hasattr(value, "to") else value, of_whole)
+            found["hidden"] = hidden_of(whole.to("meta"), lambda: _called(whole, of_whole, call_words), found["blocks"])
+    except NoChainError as error:
+        return {}, str(error)
+    return found, ""
 
 
 def _plan_of(model: Any) -> dict[str, str]:

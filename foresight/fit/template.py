@@ -33,7 +33,7 @@ def loss_of(model: torch.nn.Module, o: argparse.Namespace, step: int, number: in
 def whole(o: argparse.Namespace) -> torch.nn.Module:
     """Build the model on the host, the same on all ranks$shallow_words."""
     torch.manual_seed(o.seed)
-    model = build().train()
+    model = build().$train
     $shallow
     $recompute
     return model
@@ -50,11 +50,7 @@ def split(model: torch.nn.Module, o: argparse.Namespace) -> tuple[torch.nn.Modul
 def gradients(model: torch.nn.Module, o: argparse.Namespace, step: int) -> float:
     """Leave the gradients of a step for the optimizer, and return the mean loss of the global batch."""
     total, count = torch.zeros((), device=DEVICE), o.global_batch_size // (o.micro_batch_size * DATA_RANKS)
-    for micro in range(count):
-        $sync
-        loss = loss_of(model, o, step, micro * DATA_RANKS + DATA_RANK)
-        $backward
-        total += loss.detach().float() / count
+    $micros
     $mean
 
 
@@ -75,8 +71,7 @@ def train(o: argparse.Namespace) -> None:
         loss = gradients(model, o, step)
         $step
         for log in logs:
-            seconds = time.perf_counter() - began
-            print(f"{step + 1},{loss:.7g},{norm:.7g},{rate:.5g},{seconds:.4f}", file=log, flush=True)
+            print(f"{step + 1},{loss:.7g},{norm:.7g},{rate:.5g},{time.perf_counter() - began:.4f}", file=log, flush=True)
         if o.save and ((step + 1) % o.save_every == 0 or step + 1 == o.steps):
             $save
             if RANK == 0:
@@ -97,6 +92,12 @@ if __name__ == "__main__":
     o = parser.parse_args()
     $start
 '''
+MICROS = """\
+for micro in range(count):
+    $sync
+    loss = loss_of(model, o, step, micro * DATA_RANKS + DATA_RANK)
+    $backward
+    total += loss.detach().float() / count"""
 CHECK = '''\
 def check(o: argparse.Namespace) -> None:
     """Compare a step's gradients in fp32 with those of one process, which each rank computes, too."""
@@ -105,7 +106,7 @@ def check(o: argparse.Namespace) -> None:
     gradients(model, o, 0)
     for number in range(2 * DATA_RANKS):
         (loss_of(true, o, 0, number) / (2 * DATA_RANKS)).backward()
-    both = zip($weights, true.parameters(), strict=True)
+    $both
     pairs = [($gradient, q.grad) for p, q in both if q.grad is not None]
     floor = max(grad.abs().max() for _, grad in pairs) / 100
     worst = max(float((own - grad).abs().max() / (grad.abs().max() + floor)) for own, grad in pairs)
@@ -114,10 +115,10 @@ def check(o: argparse.Namespace) -> None:
 START = """\
 if o.check and WORLD == 1:
     os.environ |= {"CUDA_VISIBLE_DEVICES": ""$check_env}
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "$check_ranks"]
-    os.execv(sys.executable, [sys.executable, *torchrun, *sys.argv])
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "$check_ranks"]
+    os.execv(sys.executable, [*launch, *sys.argv])
 if o.global_batch_size % (o.micro_batch_size * DATA_RANKS):
-    parser.error(f"a global batch of {o.global_batch_size} is no multiple of {DATA_RANKS} x {o.micro_batch_size}")
+    parser.error(f"{o.global_batch_size} samples are no multiple of {DATA_RANKS} x {o.micro_batch_size}")
 if DEVICE.type == "cuda":
     torch.cuda.set_device(DEVICE)
 $begin

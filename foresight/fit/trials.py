@@ -26,7 +26,7 @@ from gptscale.foresight.prove.causes import finding
 from gptscale.foresight.prove.compare import Proof
 from gptscale.foresight.prove.program import ProveTask, Recording, record
 from gptscale.foresight.simulate.interpreters import torch_of
-from gptscale.foresight.simulate.program import ProgramTask
+from gptscale.foresight.simulate.program import ProgramTask, Simulation
 from gptscale.foresight.simulate.simulation import kept_simulation
 
 # Steps, samples and micro-batch of a proof, and what it may take.
@@ -39,10 +39,10 @@ AT_ONCE = 4
 # A machine with GPUs proves on its CPU, too.
 ON_A_CPU = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 TOO_LARGE = "does not fit"
-LACKS = {
-    "blocks": "the model has no block that is repeated",
-    "plan": "the model has no tp_plan of colwise and rowwise modules (docs/guides/fit.md)",
-}
+# Micro-batches of a pipeline that are recorded beside one for each stage: by then each takes as long as the last.
+IN_TURN = 4
+# Micro-batches of a pipeline for each of its stages, if the batch has so many. With as many it idles a fifth of the time.
+FEW_IDLE = 4
 VALUELESS = """
 
 from gptscale.foresight.fit.twin import without_values
@@ -84,7 +84,8 @@ class Trials:
 
     def __init__(self, subject: Subject, cluster: Cluster, folder: Path, tell: Callable[[str], None]) -> None:
         self.subject, self.cluster, self.folder, self.tell = subject, cluster, folder, tell
-        self.small = replace(subject, imports=(), definitions=subject.small)
+        chain = subject.chain and {**subject.chain, "hidden": subject.chain["small"]}
+        self.small = replace(subject, imports=(), definitions=subject.small, chain=chain)
         # Files that the model reads are named from here.
         here = f"os.chdir({os.getcwd()!r})\n"
         self.valueless = replace(subject, definitions=here + subject.definitions + VALUELESS)
@@ -95,20 +96,30 @@ class Trials:
         return FitRow(name, split, choice, program(self.subject, split, choice, "train.py").count("\n"))
 
     def simulated(self, row: FitRow) -> FitRow:
-        """Return a row with its memory and time at full size, or why it has none."""
-        choice, ranks = row.choice, self.cluster.ranks
-        n = choice.global_batch_size * row.split.tensor // (choice.micro_batch_size * ranks)
-        written = min(n, RECORDED)
-        few = replace(choice, global_batch_size=choice.micro_batch_size * ranks * written // row.split.tensor)
-        text = program(self.valueless, row.split, few, "train.py")
+        """Return a row with its memory and time at full size, or why it has none. A pipeline is that of all its stages."""
+        choice, split, ranks = row.choice, row.split, self.cluster.ranks
+        n = choice.global_batch_size * split.sharers // (choice.micro_batch_size * ranks)
+        written = min(n, RECORDED if split.stages == 1 else split.stages + IN_TURN)
+        few = replace(choice, global_batch_size=choice.micro_batch_size * ranks * written // split.sharers)
+        text = program(self.valueless, split, few, "train.py")
+        try:
+            each = [self._simulation(text, stage * ranks // split.stages) for stage in range(split.stages)]
+            found = tried(each, self.cluster, choice.precision, n, written)
+        except GptscaleError as error:
+            return replace(row, why=f"not simulated: {error.what}")
+        why = TOO_LARGE if found.memory and found.memory.is_too_large else ""
+        return replace(row, found=found, why=why)
+
+    def _simulation(self, text: str, rank: int) -> Simulation:
+        """Return what a rank of a program needs at full size. Raises GptscaleError if it fails."""
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             Path(folder, "train.py").write_text(text)
             Path(folder, "left").mkdir()
             command = [sys.executable, "-W", "ignore", "train.py", "--steps", str(SIMULATED_STEPS)]
             task = ProgramTask(
                 command,
-                ranks,
-                "0",
+                self.cluster.ranks,
+                str(rank),
                 device_named(self.cluster.device),
                 self.cluster.per_node,
                 SIMULATED_STEPS,
@@ -119,13 +130,7 @@ class Trials:
                 balanced_experts=True,
             )
             content = hashlib.sha256(f"{text}{self.subject.sources}".encode()).hexdigest()
-            try:
-                simulation = kept_simulation(task, content)
-                found = tried([simulation], self.cluster, choice.precision, n, written)
-            except GptscaleError as error:
-                return replace(row, why=f"not simulated: {error.what}")
-        why = TOO_LARGE if found.memory and found.memory.is_too_large else ""
-        return replace(row, found=found, why=why)
+            return kept_simulation(task, content)
 
     def proved(self, row: FitRow, ranks: int) -> FitRow:
         """Return a row with the proof on so many CPU ranks, or why there is none. A wrong one keeps no proof."""
@@ -157,8 +162,8 @@ class Trials:
         folder = self.folder / name
         folder.mkdir()
         (folder / "train.py").write_text(text)
-        words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-        command = [sys.executable, *words, str(folder / "train.py"), "--warmup", "1"]
+        ranks_of = ["-m", "gptscale.foresight.fit.ranks", str(ranks)] if ranks > 1 else []
+        command = [sys.executable, *ranks_of, str(folder / "train.py"), "--warmup", "1"]
         task = ProveTask(command, STEPS, PROOF_S, True, reference.folder if reference else None, environ=ON_A_CPU)
         return record(task, folder / "noted")
 
@@ -178,7 +183,11 @@ def largest(row: FitRow, most: int) -> int:
 def try_all(trials: Trials, options: FitOptions, known: Mapping[str, Split]) -> list[FitRow]:
     """Return a row for each split: those that fit first, by their time."""
     gpus, subject = options.gpus, trials.subject
-    lacks = {"blocks": not subject.block, "plan": not subject.plan}
+    reasons = {
+        "blocks": "" if subject.block else "the model has no block that is repeated",
+        "plan": "" if subject.plan else "the model has no tp_plan of colwise and rowwise modules (docs/guides/fit.md)",
+        "chain": subject.no_chain,
+    }
 
     def tried_with(name: str, size: int, recompute: bool) -> FitRow:
         trials.tell(f"{name}, micro-batch {size}: memory and time")
@@ -187,12 +196,18 @@ def try_all(trials: Trials, options: FitOptions, known: Mapping[str, Split]) -> 
 
     def best(name: str, size: int) -> FitRow:
         """Return a split with the largest micro-batch that fits, up to a size, recomputing blocks if none does."""
-        if missing := [LACKS[need] for need in known[name].needs if lacks[need]]:
-            return FitRow(
-                name, known[name], Choice(gpus, options.nodes, options.samples, 1, "", False), 0, why=missing[0]
-            )
-        share = options.samples * known[name].tensor // gpus
-        size = next(n for n in range(size, 0, -1) if share % n == 0)
+        split, share = known[name], options.samples * known[name].sharers // gpus
+        sizes = [
+            n
+            for n in range(size, 0, -1)
+            if share % n == 0 and (split.stages == 1 or share // n >= FEW_IDLE * split.stages)
+        ]
+        why = next(filter(None, (reasons[need] for need in split.needs)), "")
+        if not why and split.stages > min(share, subject.chain.get("count", split.stages)):
+            why = f"{subject.chain['count']} blocks and {share} samples are too few for {split.stages} stages"
+        if why:
+            return FitRow(name, split, Choice(gpus, options.nodes, options.samples, 1, "", False), 0, why=why)
+        size = sizes[0] if sizes else 1
         row = tried_with(name, size, False)
         while row.why == TOO_LARGE and size > 1:
             size //= 2
@@ -210,7 +225,10 @@ def try_all(trials: Trials, options: FitOptions, known: Mapping[str, Split]) -> 
         probes = (best(name, 1) for name in sorted(known, key=lambda name: name != "fsdp"))
         probe = next((row for row in probes if row.fits and not row.choice.recompute), None)
         size = largest(probe, options.samples // gpus) if probe else 1
-        rows = list(pool.map(tried_and_proved, known))
+        # What takes longest begins first, so that no processor is left alone with it.
+        order = sorted(known, key=lambda name: -known[name].stages)
+        found = dict(zip(order, pool.map(tried_and_proved, order), strict=True))
+        rows = [found[name] for name in known]
         fitting = sorted(
             (row for row in rows if row.fits), key=lambda row: row.found.timing.seconds if row.found else 0.0
         )

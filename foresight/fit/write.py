@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from gptscale.foresight.fit.python_text import Words, as_python
-from gptscale.foresight.fit.splits import BLOCK_CLASS, BLOCK_CLASSES, DTYPE, SHARED, Split
+from gptscale.foresight.fit.splits import BLOCK_CLASS, BLOCK_CLASSES, COUNTED, DTYPE, ENDS, OF_ENDS, SHARED, Split
 from gptscale.foresight.fit.subject import Subject, moved
 from gptscale.foresight.fit.template import CHECK, PROGRAM, START
 from gptscale.foresight.fit.twin import touch, widen
@@ -22,7 +22,9 @@ IMPORTS = {
     "import os": r"os\.",
     "import sys": r"sys\.",
     "import time": r"time\.",
+    "from collections.abc import Callable": r"Callable\[",
     "from collections.abc import Mapping": r"Mapping\[",
+    "from fnmatch import fnmatch": r"fnmatch\(",
     "from functools import partial": r"partial\(",
     "from pathlib import Path": r"Path\(",
     "from typing import Any": r"\bAny\b",
@@ -34,12 +36,17 @@ IMPORTS = {
     "from accelerate import Accelerator": r"Accelerator\b",
     "from deepspeed import DeepSpeedEngine": "DeepSpeedEngine",
     "from deepspeed.utils import safe_get_full_grad": "safe_get_full_grad",
+    "from torch import Tensor": r"(?<!torch\.)Tensor[,\]]",
     "from torch import nn": r"(?<!torch\.)nn\.Module",
+    "from torch.distributed.checkpoint.state_dict import StateDictOptions": r"StateDictOptions\(",
     "from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict": r"get_state_dict\(",
     "from torch.distributed.device_mesh import DeviceMesh, init_device_mesh": r"init_device_mesh\(",
     "from torch.distributed.fsdp import FSDPModule": "FSDPModule",
-    "from torch.distributed.tensor import DTensor, Replicate": r"DTensor\)",
-    "from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel": r"yle\]",
+    "from torch.distributed.pipelining import PipelineStage": r"PipelineStage\]",
+    "from torch.distributed.tensor import DTensor": r"DTensor\)",
+    "from torch.distributed.tensor import Replicate": r"Replicate\(",
+    "from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel": r"ParallelStyle\]",
+    "from torch.distributed.tensor.parallel import SequenceParallel": r"SequenceParallel\(",
     "from torch.nn.parallel import DistributedDataParallel": "DistributedDataParallel",
     "from torch.utils.checkpoint import checkpoint": r"partial\(checkpoint",
 }
@@ -99,13 +106,30 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
     plan = f"PLAN = {as_python(dict(subject.plan), indent=0)}" if split.tensor > 1 else ""
     block, is_shallow = f'BLOCK = "{subject.block}"', bool(subject.block) and subject.is_shallow
     option = 'parser.add_argument("--check", action="store_true")'
+    if split.stages > 1:
+        constants = (
+            ("BLOCKS", "blocks"),
+            ("BEFORE", "before"),
+            ("BEHIND", "after"),
+            ("HIDDEN", "hidden"),
+            ("TIED", "tied"),
+        )
+        lines = [
+            f"{name} = {as_python(subject.chain[key])}"
+            for name, key in constants
+            if subject.chain[key] or key != "tied"
+        ]
+        own["constants"] = "\n".join([own["constants"], *lines])
+        if subject.chain["tied"]:
+            own |= {"micros": own["micros"] + OF_ENDS, "after": own["after"].replace("\nreturn", f"{ENDS}\nreturn")}
+        own["step"] = own["step"].replace("{counted}", COUNTED if subject.chain["tied"] else "")
     start, text = START, PROGRAM.replace("$check\n", f"{CHECK}\n").replace("$check_option", option)
     if not split.recipe:
         start = "\n".join([*START.splitlines()[4:8], "train(o)"])
         text = PROGRAM.replace("$check\n\n\n", "").replace("    $check_option\n", "")
     # Tensor ranks have parts of weights that no sum of whole ones can have.
     touches = bool(subject.idle and subject.block) and split.tensor == 1
-    places = own | {
+    places: dict[str, str] = own | {
         "title": f"Train {subject.title} {split.title}",
         "launch": launch(choice, file),
         "check_launch": f"python {file} --check    # every gradient, as one process computes it, on a CPU"
@@ -131,12 +155,18 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
         names = ", ".join(f'"{name}"' for name in (subject.block, *subject.beside))
         places["constants"] = places["constants"].replace(block, f"BLOCK = {names}")
     text = text.replace("    $start", textwrap.indent(start, "    "))
+    text = text.replace("    $micros", textwrap.indent(own["micros"], "    "))
     for name in ("DATA_RANKS", "DATA_RANK"):
         text = text.replace(name, own[name])
     text = _filled(text, places)
     text = re.sub(r"\n{4,}", "\n\n\n", text.replace("== BLOCK", "in BLOCK") if subject.beside else text)
-    used = [line for line, name in IMPORTS.items() if not line or re.search(name, text)]
-    return text.replace("$imports", "\n".join([*used, *subject.imports]))
+    used: dict[str, list[str]] = {}
+    for line, name in IMPORTS.items():
+        if re.search(name, text):
+            module, _, imported = line.partition(" import ")
+            used.setdefault(module, []).append(imported)
+    lines = [f"{module} import {', '.join(names)}" if names[0] else module for module, names in used.items()]
+    return text.replace("$imports", "\n".join([*lines, *subject.imports]))
 
 
 def launch(choice: Choice, file: str) -> str:
@@ -164,11 +194,10 @@ def _shard(split: Split) -> str:
     """Return the source of a recipe's `shard`, with the fields of its configuration that it reads."""
     module = import_module(f"gptscale.recipes.{split.recipe}")
     text = inspect.getsource(module.shard)
-    if "shard_data(" in split.own.get("before", ""):
-        data = inspect.getsource(import_module("gptscale.recipes.hybrid_3d").shard).replace(
-            "def shard(", "def shard_data("
-        )
-        text = f"{text}\n\n{data}"
+    for name, recipe in ("shard_tensor", "tensor_parallel"), ("shard_data", "hybrid_3d"):
+        if f"{name}(" in split.own.get("before", ""):
+            other = inspect.getsource(import_module(f"gptscale.recipes.{recipe}").shard)
+            text += f"\n\n{other.replace('def shard(', f'def {name}(')}"
     return text.rstrip()
 
 

@@ -66,7 +66,8 @@ def tried(simulations: Sequence[Simulation], cluster: Cluster, precision: str, n
     replayed = replay(recorded, costs, dict.fromkeys(recorded, 0.0))
     # Stages wait for each other, so that all have the same length but for the last messages.
     slowest = max(replayed.values(), key=lambda step: step.step_s)
-    seconds = slowest.step_s + ((n - written) * middle_s(slowest) if n > written else 0.0)
+    last = replayed[max(replayed)]
+    seconds = slowest.step_s + ((n - written) * one_more_s(last, written) if n > written else 0.0)
     time = priced(slowest, slowest.step_s, costs)
     share = time.parts[time.bound] / slowest.step_s
     return Tried(
@@ -83,16 +84,16 @@ def tried(simulations: Sequence[Simulation], cluster: Cluster, precision: str, n
     )
 
 
-def middle_s(step: Replayed) -> float:
-    """Return the seconds of the middle one of three micro-batches: from the begin of its forward to that of the next.
+def one_more_s(step: Replayed, count: int) -> float:
+    """Return the seconds that each further micro-batch takes: from the begin of the last but one's forward to that of the last.
 
-    Raises GptscaleError where the recorded step does not show three forwards.
+    step: of `count` micro-batches, on the last stage if there are stages. Raises GptscaleError unless it shows so many forwards.
     """
     begins = step.forwards()
-    if len(begins) != RECORDED:
-        what = f"the recorded step shows {len(begins)} forwards, not those of {RECORDED} micro-batches"
+    if len(begins) != count:
+        what = f"the recorded step shows {len(begins)} forwards, not those of {count} micro-batches"
         raise GptscaleError(what, "in plan", "name a batch with fewer micro-batches")
-    return begins[2] - begins[1]
+    return begins[-1] - begins[-2]
 
 
 def measured(row: PlannedRow) -> Tried:

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 class Block(nn.Module):
     """A block with dropout."""
 
-    def __init__(self, width):
+    def __init__(self, width, dropout=0.1):
         super().__init__()
-        self.norm, self.drop = nn.LayerNorm(width), nn.Dropout(0.1)
+        self.norm, self.drop = nn.LayerNorm(width), nn.Dropout(dropout)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
@@ -21,10 +21,10 @@ class Block(nn.Module):
 class Net(nn.Module):
     """A chain of blocks, whose output is the loss."""
 
-    def __init__(self, n=4, width=32, tied=False):
+    def __init__(self, n=4, width=32, tied=False, dropout=0.1):
         super().__init__()
         self.table, self.head = nn.Embedding(64, width), nn.Linear(width, 64, bias=False)
-        self.blocks = nn.ModuleList([Block(width) for _ in range(n)])
+        self.blocks = nn.ModuleList([Block(width, dropout) for _ in range(n)])
         if n:
             self.tp_plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
         if tied:
@@ -59,6 +59,22 @@ def meta():
 def tied():
     """Return a model whose head is its table."""
     return Net(tied=True)
+
+
+def exact():
+    """Return a model without dropout, whose head is its table: a stage draws other random numbers than one process."""
+    return Net(tied=True, dropout=0.0)
+
+
+class Skipping(Net):
+    """A model whose blocks take more than the one before gave."""
+
+    def forward(self, ids, targets):
+        """Return the loss."""
+        x = first = self.table(ids)
+        for block in self.blocks:
+            x = block(x + first)
+        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
 
 
 def logits_batch(size, number):

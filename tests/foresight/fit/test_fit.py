@@ -23,6 +23,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples" / "fit"
 OWN = Path(__file__).with_name("own_model.py")
 SPLITS = splits(8, 8) | {"hsdp": splits(16, 8)["hsdp"]} | splits(1, 1)
 NAMES = [name for name in SPLITS if name != "single"]
+STAGED = [name for name in NAMES if SPLITS[name].stages > 1]
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +55,26 @@ def run(file, ranks, *words):
 
 
 @pytest.fixture(scope="module")
-def alone(folder, subject):
-    return run(written(folder, subject, "single"), 1)
+def exact(folder):
+    return subject_of(f"{folder}/own_model.py:exact", "", "", None, folder)
+
+
+@pytest.fixture(scope="module")
+def alone(folder, subject, exact):
+    return [run(written(folder, each, "single"), 1) for each in (subject, exact)]
 
 
 def test_a_user_s_model_is_looked_at(subject):
     assert (subject.block, subject.is_shallow, subject.kind, subject.loss_words) == ("Block", True, "dict", "outputs")
     assert subject.definitions == "from own_model import batch, build"
     assert subject.plan == {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+
+
+def test_stages_cut_a_chain_of_blocks_and_nothing_else(folder, exact):
+    ends = {"blocks": "blocks", "before": ["table"], "after": ["head"], "tied": ["table.weight", "head.weight"]}
+    assert exact.chain == {**ends, "hidden": [8, 32], "small": [8, 32], "count": 4}
+    skipping = subject_of(f"{folder}/own_model.py:Skipping", "", "", None, folder)
+    assert (skipping.chain, skipping.no_chain) == ({}, "what its blocks pass on is changed between them")
 
 
 def test_a_batch_by_its_number_a_loss_and_tied_weights(folder):
@@ -99,13 +112,14 @@ def test_a_program_is_clean_and_is_the_recipe(folder, subject, name, recompute):
 
 @pytest.mark.world
 @pytest.mark.parametrize("name", [*NAMES])
-def test_a_program_computes_what_one_process_computes_and_resumes_to_the_bit(folder, subject, alone, name):
-    ranks = SPLITS[name].least
+def test_a_program_computes_what_one_process_computes_and_resumes_to_the_bit(folder, subject, exact, alone, name):
+    ranks, is_staged = SPLITS[name].least, name in STAGED
+    subject = exact if is_staged else subject
     # One of them computes its blocks again, which changes no bit.
     file = written(folder, subject, name, recompute=name == "ddp")
     saved = folder / f"saved-{name}"
     together = run(file, ranks, "--save", str(saved), "--save-every", "2")
-    for one, many in zip(alone, together, strict=True):
+    for one, many in zip(alone[is_staged], together, strict=True):
         assert one[0] == many[0]
         assert [*map(float, many[1:])] == pytest.approx([*map(float, one[1:])], rel=1e-5)
     shutil.rmtree(saved / "4")
@@ -115,11 +129,12 @@ def test_a_program_computes_what_one_process_computes_and_resumes_to_the_bit(fol
 
 
 @pytest.mark.world
-def test_a_checkpoint_moves_to_another_world(folder, subject):
-    file, saved = written(folder, subject, "fsdp"), str(folder / "moves")
-    together = run(file, 2, "--save", saved, "--save-every", "2")
+@pytest.mark.parametrize(("name", "worlds"), [("fsdp", (2, 4)), ("pipeline 2 x fsdp", (4, 2))])
+def test_a_checkpoint_moves_to_another_world(folder, exact, name, worlds):
+    file, saved = written(folder, exact, name), str(folder / f"moves-{name}")
+    together = run(file, worlds[0], "--save", saved, "--save-every", "2")
     shutil.rmtree(f"{saved}/4")
-    moved = run(file, 4, "--save", saved)
+    moved = run(file, worlds[1], "--save", saved)
     assert [float(loss) for _, loss, _ in moved] == pytest.approx(
         [float(loss) for _, loss, _ in together[2:]], rel=1e-5
     )

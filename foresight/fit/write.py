@@ -127,8 +127,8 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
     if not split.recipe:
         start = "\n".join([*START.splitlines()[4:8], "train(o)"])
         text = PROGRAM.replace("$check\n\n\n", "").replace("    $check_option\n", "")
-    # Tensor ranks have parts of weights that no sum of whole ones can have.
-    touches = bool(subject.idle and subject.block) and split.tensor == 1
+    # Where a block's forward ends, tensor ranks and ZeRO 3 do not have its whole weights.
+    touches = bool(subject.idle and subject.block) and split.tensor == 1 and (split.zero or (0,))[0] < 3
     places: dict[str, str] = own | {
         "title": f"Train {subject.title} {split.title}",
         "launch": launch(choice, file),

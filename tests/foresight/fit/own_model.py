@@ -1,5 +1,7 @@
 """A user's model, in the ways in which users write them."""
 
+import random
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -133,3 +135,57 @@ def number():
 def wide(size):
     """Return a batch that the model refuses."""
     return {"ids": torch.randn(size, 8), "targets": torch.zeros(size, 8)}
+
+
+def alike(size):
+    return logits_batch(2, 0)
+
+
+def unlike(size):
+    return logits_batch(size, random.randrange(10**6))
+
+
+def losses(logits, ids):
+    return logits.mean((1, 2))
+
+
+class Routed(nn.Module):
+    """A block whose experts may get no token."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(width, width) for _ in range(3)])
+
+    def forward(self, x, ids):
+        for i, expert in enumerate(self.experts):
+            if len(rows := torch.where(ids[:, 0] % 3 == i)[0]):
+                x = x.index_add(0, rows, expert(x[rows]))
+        return x
+
+
+class Mixed(nn.Module):
+    """Two stacks of blocks, a recurrent layer, and a scalar."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        self.table, self.lstm, self.head = nn.Embedding(64, width), nn.LSTM(width, width), nn.Linear(width, 64)
+        self.first = nn.ModuleList([Block(width) for _ in range(3)])
+        self.second = nn.ModuleList([Routed(width) for _ in range(3)])
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, ids, power=1):
+        x = self.lstm(self.table(ids))[0]
+        for block in self.first:
+            x = block(x)
+        for block in self.second:
+            x = block(x, ids)
+        return self.head(x) * self.scale**power
+
+
+def mixed_batch(size):
+    ids = torch.randint(0, 64, (size, 9))
+    return {"ids": ids[:, :-1], "power": 2, "targets": {"next": ids[:, 1:]}}
+
+
+def mixed_loss(logits, batch):
+    return pair_loss(logits, [batch["targets"]["next"]])

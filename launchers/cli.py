@@ -39,6 +39,7 @@ COMMANDS = {
     "simulate": "RECIPE --nproc 64 --as h100-80 [options]: the memory of one rank of any world, without a GPU.",
     "plan": "--model 1.6b --nodes 4 --device h100-80 [options]: which split fits and is fastest there.",
     "calibrate": "[--model tiny --nproc 2]: measure what this machine can do, for why and plan.",
+    "checkpoint": "export|import FOLDER --out FOLDER [--format hf|dcp]: for transformers and other programs, or from them.",
     "doctor": "[--json]: what is installed, what can run here, and why not the rest.",
     "prepare": "[--recipes A,B]: compile what recipes need, once, before any run.",
     "tokenize": "INPUT... --out FILE.bin: text into memory-mapped tokens.",

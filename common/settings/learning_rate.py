@@ -6,16 +6,29 @@ import math
 
 
 def learning_rate(
-    step: int, *, peak: float, total_steps: int, warmup_steps: int = 0, schedule: str = "cosine", min_ratio: float = 0.1
+    step: int,
+    *,
+    peak: float,
+    total_steps: int,
+    warmup_steps: int = 0,
+    schedule: str = "cosine",
+    min_ratio: float = 0.1,
+    decay_from: int | None = None,
 ) -> float:
-    """Return the rate of 0-based `step`: linear from peak/warmup_steps up to `peak`, then constant or half a cosine.
+    """Return the rate of 0-based `step`: linear from peak/warmup_steps up to `peak`, then what the schedule says.
 
-    schedule: `constant` or `cosine`. The cosine (Loshchilov & Hutter 2017, arXiv 1608.03983, without restarts) reaches
-    `min_ratio` x peak at the last step and stays there.
+    schedule: `constant`, `cosine` or `wsd`. The cosine (Loshchilov & Hutter 2017, arXiv 1608.03983, without restarts) reaches
+    `min_ratio` x peak at the last step and stays there. So does `wsd` (warm-up, stable, decay: Hu et al. 2024, arXiv 2404.06395),
+    in a straight line from step `decay_from`, by default nine tenths of the steps.
     """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     if schedule == "constant":
         return peak
-    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - 1 - warmup_steps))
+    begin = warmup_steps
+    if schedule == "wsd":
+        begin = max(begin, total_steps * 9 // 10 if decay_from is None else decay_from)
+    progress = min(1.0, max(0, step - begin) / max(1, total_steps - 1 - begin))
+    if schedule == "wsd":
+        return peak * (1 - (1 - min_ratio) * progress)
     return peak * (min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * progress)))

@@ -68,6 +68,7 @@ class Run:
             warmup_steps=c.warmup_steps,
             schedule=c.lr_schedule,
             min_ratio=c.min_lr_ratio,
+            decay_from=c.decay_from,
         )
 
 

@@ -93,12 +93,14 @@ class RunConfig:
     """AdamW's moments: fp32 | bf16 | 8bit, 8, 4 or 2.03 bytes per parameter (docs/measurements/optimizer_state.md)."""
     lr: float | None = None
     """Peak learning rate; default the preset's."""
-    lr_schedule: Literal["cosine", "constant"] = "cosine"
-    """Shape after warm-up."""
+    lr_schedule: Literal["cosine", "constant", "wsd"] = "cosine"
+    """Shape after warm-up: cosine | constant | wsd (constant, then a straight line down)."""
+    decay_from: int | None = None
+    """Step at which wsd begins to fall, such as that of a checkpoint to branch from; default nine tenths of the steps."""
     warmup_steps: int = 0
     """Steps of linear warm-up of the learning rate."""
     min_lr_ratio: float = 0.1
-    """Where cosine ends, as a fraction of the peak."""
+    """Where cosine and wsd end, as a fraction of the peak."""
     weight_decay: float = 0.1
     """Of matrices; vectors (norms, biases) have none."""
     beta1: float = 0.9
@@ -173,9 +175,12 @@ class RunConfig:
         OptionNeed("tokenizer", lambda c: _is_text(c.data), "{data} is tokens already", "use --data stdlib"),
         OptionNeed(
             "min_lr_ratio",
-            lambda c: c.lr_schedule == "cosine",
+            lambda c: c.lr_schedule != "constant",
             "a constant rate never falls",
             "use --lr-schedule cosine",
+        ),
+        OptionNeed(
+            "decay_from", lambda c: c.lr_schedule == "wsd", "{lr_schedule} has no such step", "use --lr-schedule wsd"
         ),
         *map(_optimizer_need, sorted({name for row in OPTIMIZERS.values() for name in row.options.split(",") if name})),
         OptionNeed("eval_batches", lambda c: c.eval_every, "the run does not evaluate", "add --eval-every 10"),
@@ -215,6 +220,7 @@ class RunConfig:
         integers = {
             "steps": (1, 10**9), "global_batch_size": (1, 10**7), "micro_batch_size": (1, 10**6),
             "grad_accum_steps": (1, 10**6), "seq_len": (1, 2**22), "seed": (0, 2**31 - 1), "warmup_steps": (0, 10**9),
+            "decay_from": (0, 10**9),
             "tp_size": (1, 4096), "pp_size": (1, 4096), "eval_every": (0, 10**9), "eval_batches": (1, 10**6),
             "timing_warmup_steps": (0, 10**6), "log_every": (1, 10**6), "save_every": (0, 10**9),
             "check_replicas": (0, 10**9), "plan_row": (1, 10**6),

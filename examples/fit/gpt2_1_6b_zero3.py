@@ -130,8 +130,7 @@ def train(o: argparse.Namespace) -> None:
         model.step()
         norm = float(model.get_global_grad_norm() or 0.0)
         for log in logs:
-            seconds = time.perf_counter() - began
-            print(f"{step + 1},{loss:.7g},{norm:.7g},{rate:.5g},{seconds:.4f}", file=log, flush=True)
+            print(f"{step + 1},{loss:.7g},{norm:.7g},{rate:.5g},{time.perf_counter() - began:.4f}", file=log, flush=True)
         if o.save and ((step + 1) % o.save_every == 0 or step + 1 == o.steps):
             model.save_checkpoint(o.save, tag=f"{step + 1}.part", save_latest=False)
             if RANK == 0:
@@ -164,8 +163,8 @@ if __name__ == "__main__":
     o = parser.parse_args()
     if o.check and WORLD == 1:
         os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        os.execv(sys.executable, [sys.executable, *torchrun, *sys.argv])
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        os.execv(sys.executable, [*launch, *sys.argv])
     if o.global_batch_size % (o.micro_batch_size * WORLD):
         parser.error(f"{o.global_batch_size} samples are no multiple of {WORLD} x {o.micro_batch_size}")
     if DEVICE.type == "cuda":

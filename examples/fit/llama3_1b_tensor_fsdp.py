@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 CONFIG = {
@@ -79,6 +79,7 @@ STYLES = {
     "rowwise": RowwiseParallel(),
     "embedding_rowwise": RowwiseParallel(input_layouts=Replicate()),
     "colwise_gather_output": ColwiseParallel(output_layouts=Replicate()),
+    "replicated_with_grad_allreduce": SequenceParallel(sequence_dim=2, use_local_output=True),
 }
 
 
@@ -184,8 +185,7 @@ def train(o: argparse.Namespace) -> None:
         optimizer.step()
         optimizer.zero_grad()
         for log in logs:
-            seconds = time.perf_counter() - began
-            print(f"{step + 1},{loss:.7g},{norm:.7g},{rate:.5g},{seconds:.4f}", file=log, flush=True)
+            print(f"{step + 1},{loss:.7g},{norm:.7g},{rate:.5g},{time.perf_counter() - began:.4f}", file=log, flush=True)
         if o.save and ((step + 1) % o.save_every == 0 or step + 1 == o.steps):
             state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
             dcp.save(state, checkpoint_id=f"{o.save}/{step + 1}.part")
@@ -219,8 +219,8 @@ if __name__ == "__main__":
     o = parser.parse_args()
     if o.check and WORLD == 1:
         os.environ |= {"CUDA_VISIBLE_DEVICES": ""}
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-        os.execv(sys.executable, [sys.executable, *torchrun, *sys.argv])
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+        os.execv(sys.executable, [*launch, *sys.argv])
     if o.global_batch_size % (o.micro_batch_size * DATA_RANKS):
         parser.error(f"{o.global_batch_size} samples are no multiple of {DATA_RANKS} x {o.micro_batch_size}")
     if DEVICE.type == "cuda":

@@ -287,9 +287,8 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
     n_small = sum(p.numel() for p in twin.parameters())
     idle = tuple(name for name, p in twin.named_parameters() if p.requires_grad and p.grad is None)
     deal_whole = _function(whole_batch, "--batch")[0] if whole_batch else deal
-    chain, no_chain = _chain_of(
-        twin, whole, inputs, deal_whole(*[SAMPLES, 0][: len(words)]), call_words, blocks, bool(small)
-    )
+    of_whole = moved(deal_whole(*[SAMPLES, 0][: len(words)])) if small else None
+    chain, no_chain = _chain_of(twin, whole, inputs, of_whole, call_words, blocks)
     has_scalars = not all(p.dim() for p in twin.parameters())
     if has_scalars:
         try:
@@ -312,7 +311,8 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
         kind,
         call_words,
         loss_words,
-        *([blocks[0], tuple(blocks[1:])] if blocks else ["", ()]),
+        (*blocks, "")[0],
+        tuple(blocks[1:]),
         is_shallow and n_small != sum(sizes),
         _is_bf16(twin, inputs, call_words),
         any(_is_float(each) for each in _called(lambda *args, **named: [*args, *named.values()], inputs, call_words)),
@@ -328,17 +328,17 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
 
 
 def _chain_of(
-    twin: Any, whole: Any, inputs: Any, of_whole: Any, call_words: str, blocks: list[str], is_wider: bool
+    twin: Any, whole: Any, inputs: Any, of_whole: Any, call_words: str, blocks: Sequence[str]
 ) -> tuple[dict[str, Any], str]:
-    """Return where stages cut a model, or why they cannot. whole: on the meta device, which may be wider than its twin."""
+    """Return where stages cut a model, or why they cannot. of_whole: a batch of the whole one, if that is wider than its twin."""
     from torch.utils._pytree import tree_map
 
     from gptscale.foresight.fit.chain import NoChainError, chain_of, hidden_of
 
     try:
-        found = chain_of(twin, lambda: _called(twin, inputs, call_words), *(blocks[:1] or [""]))
+        found = chain_of(twin, lambda: _called(twin, inputs, call_words), (*blocks, "")[0])
         found |= {"small": found["hidden"], "count": len(whole.get_submodule(found["blocks"]))}
-        if is_wider is not None:
+        if of_whole is not None:
             of_whole = tree_map(lambda value: value.to("meta") if hasattr(value, "to") else value, of_whole)
             found["hidden"] = hidden_of(whole.to("meta"), lambda: _called(whole, of_whole, call_words), found["blocks"])
     except NoChainError as error:

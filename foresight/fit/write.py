@@ -45,8 +45,7 @@ IMPORTS = {
     "from torch.distributed.pipelining import PipelineStage": r"PipelineStage\]",
     "from torch.distributed.tensor import DTensor": r"DTensor\)",
     "from torch.distributed.tensor import Replicate": r"Replicate\(",
-    "from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel": r"ParallelStyle\]",
-    "from torch.distributed.tensor.parallel import SequenceParallel": r"SequenceParallel\(",
+    "from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel": r"yle\]",
     "from torch.nn.parallel import DistributedDataParallel": "DistributedDataParallel",
     "from torch.utils.checkpoint import checkpoint": r"partial\(checkpoint",
 }

@@ -293,6 +293,9 @@ def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:
 def check_same_model(reader: Reader, ready: ReadyRun) -> None:
     """Raise CheckpointError, with all that differs, unless the saved run had this model, optimizer, seed and data."""
     saved, current = reader.manifest["workload"], ready.work
+    if "imported_from" in saved:
+        # It says what it is, and nothing of a run.
+        saved = current | saved
     if different := [f"{k} {saved.get(k)} there, {current[k]} here" for k in FIXED if saved.get(k) != current[k]]:
         raise CheckpointError("the saved run differs: " + "; ".join(different), f"in {reader.path}", "use its options")
     if saved.get("data_fingerprint") != current["data_fingerprint"] and not ready.run.config.allow_data_change:

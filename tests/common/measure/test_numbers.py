@@ -25,7 +25,7 @@ from gptscale.common.settings.learning_rate import learning_rate
 BIG = PRESETS["1.6b"]
 
 
-@given(step=st.integers(0, 999), warmup=st.integers(0, 500), schedule=st.sampled_from(["cosine", "constant"]))
+@given(step=st.integers(0, 999), warmup=st.integers(0, 500), schedule=st.sampled_from(["cosine", "constant", "wsd"]))
 def test_rate_stays_between_zero_and_peak(step, warmup, schedule):
     rate = learning_rate(step, peak=2.0, total_steps=1000, warmup_steps=warmup, schedule=schedule)
     assert 0 < rate <= 2.0
@@ -41,6 +41,8 @@ def test_schedule_at_its_corners():
     assert rate(100) == rate(5000) == pytest.approx(0.1)
     assert rate(100, min_ratio=0.0) == pytest.approx(0.0)
     assert rate(100, schedule="constant") == 1.0
+    assert [rate(s, schedule="wsd") for s in (9, 90, 95, 100, 5000)] == pytest.approx([1.0, 1.0, 0.55, 0.1, 0.1])
+    assert [rate(s, schedule="wsd", decay_from=60) for s in (60, 80, 100)] == pytest.approx([1.0, 0.55, 0.1])
     assert learning_rate(0, peak=1.0, total_steps=1) == 1.0
 
 

@@ -105,6 +105,7 @@ REFUSED = [
     (RunConfig, "--beta1 0.9 --optimizer sgd | --optimizer adamw"),
     (RunConfig, "--beta2=0.99 --optimizer sgd | --optimizer adamw"),
     (RunConfig, "--min-lr-ratio 0.2 --lr-schedule constant | --lr-schedule cosine"),
+    (RunConfig, "--decay-from 20 | --lr-schedule wsd"),
     (RunConfig, "--tokenizer bytes --data synthetic | --data stdlib"),
     (RunConfig, "--tokenizer gpt2 --data tokens.bin | --data stdlib"),
     (RunConfig, "--eval-batches 4 | --eval-every 10"),

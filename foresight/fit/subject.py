@@ -15,6 +15,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -176,15 +177,15 @@ def _imports(*functions: Sequence[str]) -> str:
     return "\n".join(f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(imports.items()))
 
 
-def _call_words(model: Any, inputs: Any, kind: str, has_loss: bool) -> str:
-    """Return what of a batch a model is called with. If there is a loss, values that `forward` does not take are for that."""
+def _call_words(model: Any, inputs: Any, kind: str, has_loss: bool) -> list[str]:
+    """Return what of a batch a model may be called with, the most first. If there is a loss, the rest is for that."""
     forward = inspect.signature(model.forward)
     if kind == "tensor":
-        return "inputs"
+        return ["inputs"]
     if isinstance(inputs, dict):
         any_name = any(each.kind is each.VAR_KEYWORD for each in forward.parameters.values())
         known = inputs if any_name or not has_loss else [name for name in inputs if name in forward.parameters]
-        return "**inputs" if len(known) == len(inputs) else ", ".join(f'{name}=inputs["{name}"]' for name in known)
+        return ["**inputs" if len(known) == len(inputs) else ", ".join(f'{name}=inputs["{name}"]' for name in known)]
 
     def takes(count: int) -> bool:
         try:
@@ -194,8 +195,8 @@ def _call_words(model: Any, inputs: Any, kind: str, has_loss: bool) -> str:
         return True
 
     most = len(inputs)
-    count = next((n for n in range(most, 0, -1) if takes(n)), most) if has_loss else most
-    return {most: "*inputs", most - 1: "*inputs[:-1]"}.get(count, f"*inputs[:{count}]")
+    counts = [n for n in range(most, 0, -1) if takes(n)] if has_loss else []
+    return [{most: "*inputs", most - 1: "*inputs[:-1]"}.get(n, f"*inputs[:{n}]") for n in counts or [most]]
 
 
 def _functions(module: Any) -> list[str]:
@@ -269,16 +270,16 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
     inputs = {**inputs} if kind == "dict" else moved(inputs)
     if kind != "tensor" and not all(hasattr(each, "to") for each in (inputs.values() if kind == "dict" else inputs)):
         kind = "nested"
-    call_words = _call_words(whole, inputs, kind, judge is not None)
-    blocks = blocks_of(whole)
-    # The first two blocks of each list may be no model.
-    for is_shallow in sorted({bool(blocks), False}, reverse=True):
+    calls, blocks = _call_words(whole, inputs, kind, judge is not None), blocks_of(whole)
+    failure: Exception | None = None
+    # The first two blocks of each list may be no model, and a value for the loss no option of the model.
+    for is_shallow, call_words in product(sorted({bool(blocks), False}, reverse=True), calls):
         try:
             twin = two_blocks(tried, blocks if is_shallow else [])
             loss_words = _loss_words(twin, inputs, call_words, judge)
             break
         except Exception as error:
-            failure = error
+            failure = failure or error
     else:
         if isinstance(failure, ConfigError):
             raise failure

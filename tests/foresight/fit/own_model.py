@@ -16,7 +16,6 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        """Return the stream with what the block adds."""
         return x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
 
 
@@ -33,7 +32,6 @@ class Net(nn.Module):
             self.head.weight = self.table.weight
 
     def forward(self, ids, targets=None):
-        """Return the loss, or logits."""
         x = self.table(ids)
         for block in self.blocks:
             x = block(x)
@@ -42,29 +40,24 @@ class Net(nn.Module):
 
 
 def build():
-    """Return a model."""
     return Net()
 
 
 def batch(size):
-    """Return random tokens."""
     ids = torch.randint(0, 64, (size, 9))
     return {"ids": ids[:, :-1], "targets": ids[:, 1:]}
 
 
 def meta():
-    """Return a model without memory."""
     with torch.device("meta"):
         return Net()
 
 
 def tied():
-    """Return a model whose head is its table."""
     return Net(tied=True)
 
 
 def exact():
-    """Return a model without dropout, whose head is its table: a stage draws other random numbers than one process."""
     return Net(tied=True, dropout=0.0)
 
 
@@ -72,7 +65,6 @@ class Skipping(Net):
     """A model whose blocks take more than the one before gave."""
 
     def forward(self, ids, targets):
-        """Return the loss."""
         x = first = self.table(ids)
         for block in self.blocks:
             x = block(x + first)
@@ -80,31 +72,26 @@ class Skipping(Net):
 
 
 def logits_batch(size, number):
-    """Return a batch that depends on its number alone."""
     return torch.arange(size * 8).reshape(size, 8) * (number + 1) % 64
 
 
 def loss(logits, ids):
-    """Return the loss of saying each token again."""
     return F.cross_entropy(logits.flatten(0, 1), ids.flatten())
 
 
 class Logits(Net):
-    """A model that gives logits alone."""
+    """A model that gives logits alone, and has an option."""
 
-    def forward(self, ids):
-        """Return logits."""
-        return super().forward(ids)
+    def forward(self, ids, wants_more=False):
+        return super().forward(ids) if not wants_more else None
 
 
 def pair_batch(size):
-    """Return a batch whose last value is for the loss."""
     ids = torch.randint(0, 64, (size, 9))
     return ids[:, :-1], ids[:, 1:]
 
 
 def pair_loss(logits, batch):
-    """Return the loss of the next token."""
     return F.cross_entropy(logits.flatten(0, 1), batch[-1].flatten())
 
 
@@ -112,28 +99,23 @@ class Both(Net):
     """A model that gives logits and its loss."""
 
     def forward(self, ids, targets):
-        """Return both."""
         logits = super().forward(ids)
         return logits, pair_loss(logits, [targets])
 
 
 def failing():
-    """Fail."""
     raise ValueError("no such width")
 
 
 def of_cuda():
-    """Need a GPU."""
     return Net().to("cuda")
 
 
 def number():
-    """Return no module."""
     return 3
 
 
 def wide(size):
-    """Return a batch that the model refuses."""
     return {"ids": torch.randn(size, 8), "targets": torch.zeros(size, 8)}
 
 

@@ -85,3 +85,8 @@ def replicas(tensor: Tensor) -> int:
 
     sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
     return math.prod(size for size, placement in sizes if isinstance(placement, Replicate))
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether a tensor holds no NaN and no Inf. The least and the greatest number take no memory, and a NaN is both."""
+    return not tensor.is_floating_point() or all(bool(end.isfinite()) for end in tensor.aminmax())

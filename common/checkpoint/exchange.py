@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from gptscale.common.checkpoint.folders import temporary_name
 from gptscale.common.checkpoint.reader import Reader
-from gptscale.common.checkpoint.writer import FILE_BYTES, Draft, write
+from gptscale.common.checkpoint.writer import Draft, groups, write
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.families import FAMILIES, MODELS, in_transformers
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.settings.shape import ModelConfig, Weight
-from gptscale.common.state import Shard
+from gptscale.common.state import Shard, shard_of
 
 SHAPE = ("model", "n_layer", "n_head", "n_embd", "vocab_size", "activation")
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -48,10 +48,14 @@ def to_transformers(reader: Reader, folder: Path) -> None:
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
     files: dict[str, str] = {}
-    for number, tensors in enumerate(_grouped(_ours(reader, shape, "model/")), 1):
-        name = f"model-{number:05d}.safetensors"
-        save_file(tensors, folder / name, metadata={"format": "pt"})
-        files |= dict.fromkeys(tensors, name)
+    weights = (
+        shard_of(hf_name, _theirs(reader.read(f"model/{name}"), weight, shape, theirs))
+        for weight, name, hf_name in shape.parameters()
+    )
+    for number, group in enumerate(groups(weights), 1):
+        file = f"model-{number:05d}.safetensors"
+        save_file({shard.name: shard.tensor for shard in group}, folder / file, metadata={"format": "pt"})
+        files |= dict.fromkeys((shard.name for shard in group), file)
     total = 4 * sum(p.numel() for p in model.parameters())
     (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": files}, indent=1))
 
@@ -193,7 +197,7 @@ def _write(target: Path, step: int, shape: ModelConfig, name: str, read: Any, or
                         raise ConfigError(what, "in gptscale checkpoint", "name the model's own weights")
                     full[: len(value)] = value
                 own_name = f"model/{own}" if kind == "model" else f"adamw.{kind}/{own}"
-                yield Shard(own_name, full, tuple(full.shape), (0,) * full.dim())
+                yield shard_of(own_name, full)
 
     draft = Draft(target / f"step-{step}", target / temporary_name(f"step-{step}"), {}, 0, {})
     work = {
@@ -207,25 +211,7 @@ def _write(target: Path, step: int, shape: ModelConfig, name: str, read: Any, or
     return write(draft, shards(), facts, keep=10**9, gather=lambda value: [value])
 
 
-def _ours(reader: Reader, shape: ModelConfig, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    theirs = in_transformers(shape.family)
-    for weight, name, hf_name in shape.parameters():
-        yield hf_name, _theirs(reader.read(f"{prefix}{name}"), weight, shape, theirs).contiguous()
-
-
 def _theirs(value: Tensor, weight: Weight, shape: ModelConfig, theirs: Any) -> Tensor:
     """Return a tensor in the layout of transformers, without the padding of a table."""
     moved: Tensor = theirs.to_hf(value, weight, shape)
     return (moved[: shape.vocab_size] if weight.cut == "ids" else moved).contiguous()
-
-
-def _grouped(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    """Yield tensors in dictionaries of FILE_BYTES at most."""
-    group: dict[str, Tensor] = {}
-    for name, tensor in tensors:
-        if group and sum(each.nbytes for each in group.values()) + tensor.nbytes > FILE_BYTES:
-            yield group
-            group = {}
-        group[name] = tensor
-    if group:
-        yield group

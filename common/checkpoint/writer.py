@@ -23,7 +23,7 @@ from gptscale.common.checkpoint.reader import sha256_of
 from gptscale.common.engine import Engine
 from gptscale.common.errors import GptscaleError, NumericError, StorageError
 from gptscale.common.process.world import gather_objects
-from gptscale.common.state import Box, Shard, box_of, holders
+from gptscale.common.state import Box, Shard, box_of, holders, is_finite
 
 # All tensors of a file are in host memory while it is written, so this bounds the memory that a save needs.
 FILE_BYTES = 2**31
@@ -137,11 +137,10 @@ def _owners(box_bytes: list[dict[Box, int]]) -> dict[Box, int]:
 
 def _write_files(folder: Path, rank: int, shards: Iterable[Shard]) -> Iterator[dict[str, Any]]:
     """Write this rank's boxes to files of bounded size, and yield each file's entry in the manifest."""
-    for index, group in enumerate(_groups(shards)):
+    for index, group in enumerate(groups(shards)):
         tensors = {f"{s.name}@{','.join(map(str, s.offset))}": s.tensor for s in group}
         for key, tensor in tensors.items():
-            # The least and the greatest number take no memory, and a NaN is both.
-            if tensor.is_floating_point() and not all(end.isfinite() for end in tensor.aminmax()):
+            if not is_finite(tensor):
                 raise NumericError(
                     f"{key.split('@')[0]} holds NaN or Inf", "while saving", "resume from the checkpoint before"
                 )
@@ -186,7 +185,7 @@ def _safetensors(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
         yield tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def _groups(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
+def groups(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
     """Yield the shards in lists of at most FILE_BYTES and BOXES_PER_FILE."""
     group: list[Shard] = []
     size = 0

@@ -14,6 +14,7 @@ from gptscale.common.data.order import sequence_indices
 from gptscale.common.data.sources import SourceSpan, TokenSource
 from gptscale.common.engine import Batch
 from gptscale.common.errors import ConfigError, DataError
+from gptscale.common.settings.batch_plan import nearest_multiples
 
 # A read that takes longer means a dead disk, and an error is better than a hang.
 WAIT_S_MAX = 120.0
@@ -60,9 +61,8 @@ class Batches:
             what = f"{len(source)} tokens, expected at least {seq_len + 1} for one sequence"
             raise DataError(what, f"in {source.name}", "use a smaller --seq-len or more text")
         if global_batch_size % data_size:
-            below, above = global_batch_size // data_size * data_size, -(-global_batch_size // data_size) * data_size
             what = f"global batch {global_batch_size} is not divisible by {data_size} data ranks"
-            raise ConfigError(what, "in --global-batch-size", f"use {below} or {above}" if below else f"use {above}")
+            raise ConfigError(what, "in --global-batch-size", f"use {nearest_multiples(global_batch_size, data_size)}")
 
     def sequences(self, step: int, data_rank: int) -> tuple[int, ...]:
         """Return the indices of the sequences that a rank, this one or another, trains on in 0-based `step`."""

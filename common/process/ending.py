@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from types import FrameType
+from typing import NoReturn
 
 import torch
 
@@ -146,3 +147,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
+
+
+def end_process(status: int) -> NoReturn:
+    """End the process of a rank whose run is over and on disk.
+
+    The interpreter's own teardown could still hang on a peer that is gone, or abort in a library's thread that is still alive,
+    which happens now and then with gloo ("terminate called without ...").
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

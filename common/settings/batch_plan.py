@@ -56,7 +56,7 @@ def plan_batch(
             f"global batch {global_batch_size} is not {'' if unit_is_all else 'a multiple of '}{unit} "
             f"(micro-batch {micro_batch_size or 'free'} x accumulation {grad_accum_steps or 'free'} x data ranks {dp_size})",
             "in --global-batch-size",
-            f"use {unit}" if unit_is_all else f"use {_nearest_multiples(global_batch_size, unit)}",
+            f"use {unit}" if unit_is_all else f"use {nearest_multiples(global_batch_size, unit)}",
         )
     units = global_batch_size // unit
     micro = micro_batch_size or (units if grad_accum_steps is not None else global_batch_size // dp_size)
@@ -64,6 +64,7 @@ def plan_batch(
     return BatchPlan(micro, accumulation, dp_size, global_batch_size)
 
 
-def _nearest_multiples(number: int, unit: int) -> str:
+def nearest_multiples(number: int, unit: int) -> str:
+    """Return in words the multiples of `unit` on both sides of a number that is none."""
     below = number // unit * unit
     return f"{below} or {below + unit}" if below else str(unit)

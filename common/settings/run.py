@@ -78,12 +78,9 @@ def workload(run: Run, data_fingerprint: str) -> dict[str, Any]:
     Everything else is a matter of the strategy.
     """
     c, gpt = run.config, run.gpt
-    return _options_of_work(vars(c)) | {
-        "n_layer": gpt.n_layer,
-        "n_head": gpt.n_head,
-        "n_embd": gpt.n_embd,
-        "vocab_size": gpt.vocab_size,
-        "activation": gpt.activation,
+    of_model = {name: getattr(gpt, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size", "activation")}
+    work = _options_of_work(vars(c)) | of_model
+    return work | {
         "seq_len": run.seq_len,
         "global_batch_size": run.batch.global_batch_size,
         "lr": c.peak_lr,

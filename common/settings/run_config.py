@@ -174,10 +174,7 @@ class RunConfig:
     NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
         OptionNeed("tokenizer", lambda c: _is_text(c.data), "{data} is tokens already", "use --data stdlib"),
         OptionNeed(
-            "min_lr_ratio",
-            lambda c: c.lr_schedule != "constant",
-            "a constant rate never falls",
-            "use --lr-schedule cosine",
+            "min_lr_ratio", lambda c: c.lr_schedule != "constant", "a constant rate is flat", "use --lr-schedule cosine"
         ),
         OptionNeed(
             "decay_from", lambda c: c.lr_schedule == "wsd", "{lr_schedule} has no such step", "use --lr-schedule wsd"
@@ -220,10 +217,9 @@ class RunConfig:
         integers = {
             "steps": (1, 10**9), "global_batch_size": (1, 10**7), "micro_batch_size": (1, 10**6),
             "grad_accum_steps": (1, 10**6), "seq_len": (1, 2**22), "seed": (0, 2**31 - 1), "warmup_steps": (0, 10**9),
-            "decay_from": (0, 10**9),
             "tp_size": (1, 4096), "pp_size": (1, 4096), "eval_every": (0, 10**9), "eval_batches": (1, 10**6),
             "timing_warmup_steps": (0, 10**6), "log_every": (1, 10**6), "save_every": (0, 10**9),
-            "check_replicas": (0, 10**9), "plan_row": (1, 10**6),
+            "check_replicas": (0, 10**9), "plan_row": (1, 10**6), "decay_from": (0, 10**9),
             "keep_checkpoints": (2, 10**6), "n_layer": (1, 10**4), "n_head": (1, 10**4), "n_embd": (1, 10**6),
             "vocab_size": (2, 2**31),
         }  # fmt: skip

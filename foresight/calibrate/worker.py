@@ -21,7 +21,7 @@ from gptscale.common.measure.devices import device_name
 from gptscale.common.measure.limits import TAKEN_MAX
 from gptscale.common.model.precision import DTYPES
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
-from gptscale.common.process.ending import report
+from gptscale.common.process.ending import end_process, report
 from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.calibrate.file import CalibratedMachine, MeasuredMachine, Operation, TimedOperation, add
@@ -76,10 +76,7 @@ def measure_and_keep(task: CalibrationTask, world: World) -> None:
 
 
 def as_rank(device: str, measure_and_leave: Callable[[World], None]) -> NoReturn:
-    """Measure together with the other ranks, and end this process at once.
-
-    Libraries' threads may hang in the interpreter's teardown.
-    """
+    """Measure together with the other ranks, and end this process at once."""
     world = World.from_environment(device)
     share_cores()
     keep_freed_memory()
@@ -91,8 +88,7 @@ def as_rank(device: str, measure_and_leave: Callable[[World], None]) -> NoReturn
                 dist.barrier()
     except BaseException as error:
         _, status = report(error, world.rank)
-    sys.stdout.flush()
-    os._exit(status)
+    end_process(status)
 
 
 def main(words: Sequence[str]) -> NoReturn:

@@ -26,21 +26,11 @@ def environment(device: Properties, library: Path, devices: int, cuda_version: i
 
     cuda_version: as CUDA counts, 13000 for 13.0, of the torch that the program uses.
     """
-    numbers = {
-        "DEVICES": devices,
-        "VERSION": cuda_version,
-        "MAJOR": device.capability[0],
-        "MINOR": device.capability[1],
-        "CODE": device.code or 10 * device.capability[0] + device.capability[1],
-        "MULTIPROCESSORS": device.multiprocessors,
-        "THREADS": device.threads,
-        "BLOCKS": device.blocks,
-        "SHARED_BLOCK": device.shared_block,
-        "SHARED_MULTIPROCESSOR": device.shared,
-        "L2": device.l2,
-        "BUS": device.bus,
-        "MEMORY": device.memory,
-    }
+    major, minor = device.capability
+    numbers = {"DEVICES": devices, "VERSION": cuda_version, "MAJOR": major, "MINOR": minor}
+    numbers |= {"CODE": device.code or 10 * major + minor, "SHARED_MULTIPROCESSOR": device.shared}
+    same = ("multiprocessors", "threads", "blocks", "shared_block", "l2", "bus", "memory")
+    numbers |= {name.upper(): getattr(device, name) for name in same}
     return {
         "GPTSCALE_MOCK_NAME": device.name,
         **{f"GPTSCALE_MOCK_{name}": str(value) for name, value in numbers.items()},

@@ -82,24 +82,14 @@ class PlanOptions:
     def __post_init__(self) -> None:
         for name in ("png", "md", "html", "save"):
             check_output_file(getattr(self, name), f"--{name}")
-        counts = {
-            "nodes": (1, 4096),
-            "gpus_per_node": (1, 64),
-            "nproc": (1, 64),
-            "rows": (1, 100),
-            "explain": (1, 100),
-            "jobs_on_links": (1, 1000),
-        }
-        check_ranges(self, {**counts, "host_memory": (1, 1e6)})
+        check_ranges(self, {"nodes": (1, 4096), "jobs_on_links": (1, 1000), "host_memory": (1, 1e6)})
+        check_ranges(self, dict.fromkeys(("gpus_per_node", "nproc"), (1, 64)))
+        check_ranges(self, dict.fromkeys(("rows", "explain"), (1, 100)))
 
     def work(self, ranks: int) -> RunConfig:
         """Return the options of a run that do not split it."""
         return RunConfig(
-            model=self.model,
-            n_layer=self.n_layer,
-            n_embd=self.n_embd,
-            n_head=self.n_head,
-            seq_len=self.seq_len,
+            **{name: getattr(self, name) for name in ("model", "n_layer", "n_embd", "n_head", "seq_len")},
             global_batch_size=self.global_batch_size or 16 * ranks,
             precision=self.precision or ("fp32" if self.here else "bf16"),
             device="cpu" if self.here else "cuda",

@@ -88,16 +88,9 @@ def gpu_cluster(device: str, nodes: int, per_node: int, link: str | None) -> Clu
             assumed, outer = [one for one in assumed if one != outer], name
         else:
             # A generation that is not named is the device's own.
-            own = (
-                name
-                if name in INNER_LINKS
-                else inner
-                if inner.startswith(name)
-                else "nvlink4"
-                if name == "nvlink"
-                else "pcie4"
-            )
-            assumed, inner = [one for one in assumed if one != inner], own
+            of_device = inner if inner.startswith(name) else f"{name}4"
+            assumed = [one for one in assumed if one != inner]
+            inner = name if name in INNER_LINKS else of_device
     return Cluster(device, nodes, per_node, (inner, outer), DEVICES[device].memory, " and ".join(assumed))
 
 

@@ -34,23 +34,12 @@ def simulated(row: PlannedRow) -> Tried:
     run, cluster = row.candidate.run, row.cluster
     n = run.batch.grad_accum_steps
     written = min(n, RECORDED) if run.pp_size == 1 else n
-    batch: dict[str, Any] = {
-        "micro_batch_size": run.batch.micro_batch_size,
-        "grad_accum_steps": written,
-        "global_batch_size": None,
-    }
+    batch: dict[str, Any] = {"grad_accum_steps": written, "global_batch_size": None}
+    batch["micro_batch_size"] = run.batch.micro_batch_size
     config = dataclasses.replace(run.config, data="synthetic", **batch)
+    world: dict[str, Any] = {"world_size": cluster.ranks, "ranks_per_node": cluster.per_node, "times_host": False}
     simulations = [
-        simulate(
-            run.recipe,
-            config,
-            row.candidate.config,
-            device=cluster.device,
-            rank=rank,
-            world_size=cluster.ranks,
-            ranks_per_node=cluster.per_node,
-            times_host=False,
-        )
+        simulate(run.recipe, config, row.candidate.config, device=cluster.device, rank=rank, **world)
         for rank in run.mesh.ranks("pp")
     ]
     return tried(simulations, cluster, run.config.precision, n, written)
@@ -85,7 +74,7 @@ def tried(simulations: Sequence[Simulation], cluster: Cluster, precision: str, n
 
 
 def one_more_s(step: Replayed, count: int) -> float:
-    """Return the seconds that each further micro-batch takes: from the begin of the last but one's forward to that of the last.
+    """Return the seconds that each further micro-batch takes: those from the last forward but one to the last.
 
     step: of `count` micro-batches, on the last stage if there are stages. Raises GptscaleError unless it shows so many forwards.
     """

@@ -100,21 +100,10 @@ class ProgramOptions:
         device = device_named(self.device_kind)
         if self.memory_gib:
             device = replace(device, memory=int(self.memory_gib * GIB))
-        task = ProgramTask(
-            command,
-            self.world,
-            rank,
-            device,
-            self.gpus_per_node,
-            self.steps,
-            self.time_limit,
-            share_host_memory=not self.host_values,
-            no_weights=self.no_weights,
-            fake_batches=self.fake_batches,
-            balanced_experts=self.balanced_experts,
-            folder=folder,
-            inbox=inbox,
-        )
+        how: dict[str, Any] = {name: getattr(self, name) for name in ("no_weights", "fake_batches", "balanced_experts")}
+        how |= {"share_host_memory": not self.host_values, "folder": folder, "inbox": inbox}
+        sizes = self.gpus_per_node, self.steps, self.time_limit
+        task = ProgramTask(command, self.world, rank, device, *sizes, **how)
         return run_program(replace(task, host_limit=self.host_limit * GIB) if self.host_limit else task)
 
 

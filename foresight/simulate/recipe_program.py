@@ -20,6 +20,7 @@ from gptscale.common.data.loader import Prefetcher
 from gptscale.common.engine import Engine, StepResult
 from gptscale.common.errors import GptscaleError
 from gptscale.common.process.begin import begin_process, share_cores
+from gptscale.common.process.ending import end_process
 from gptscale.common.process.mock import simulating
 from gptscale.common.process.world import World
 from gptscale.common.train import train
@@ -110,7 +111,5 @@ if __name__ == "__main__":
         # It is foresight/mock_cuda/watch.py that notes the error.
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         status = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
     # Threads of libraries wait for peers that are not there.
-    os._exit(status)
+    end_process(status)

@@ -122,14 +122,10 @@ def make_case(
 ) -> tuple[ParityRun, list[ParityRun]]:
     """Plan one process and each recipe, in every way that it splits the work, and check all without starting any."""
     base = RunConfig(
-        model=options.model,
+        **{name: getattr(options, name) for name in ("model", "seq_len", "data", "steps", "precision")},
         n_layer=options.n_layer or enough_layers(names, options),
-        seq_len=options.seq_len,
-        data=options.data,
-        steps=options.steps,
         global_batch_size=4 * options.nproc,
         optimizer=optimizer,  # type: ignore[arg-type]
-        precision=options.precision,
         lr=None if optimizer == "adamw" else 0.1,
         clip_grad_norm=1.0,
         warmup_steps=2,

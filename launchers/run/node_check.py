@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from gptscale.common.measure.speed import timed
 from gptscale.common.process.begin import begin_process
+from gptscale.common.process.ending import end_process
 from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.results.record.facts import node_facts
 from gptscale.results.render import console, table
@@ -192,7 +193,4 @@ def main(out: Path) -> int:
 
 
 if __name__ == "__main__":
-    status = main(Path(sys.argv[1]))
-    sys.stdout.flush()
-    # The interpreter's own teardown could hang on a thread of gloo's.
-    os._exit(status)
+    end_process(main(Path(sys.argv[1])))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from gptscale.common.model.compilation import check_compile
 from gptscale.common.model.precision import check_precision, emulation
 from gptscale.common.process.world import World
 from gptscale.common.recipe_config import RecipeConfig
-from gptscale.common.settings.batch_plan import DEFAULT_GLOBAL_BATCH_SIZE, BatchPlan, plan_batch
+from gptscale.common.settings.batch_plan import DEFAULT_GLOBAL_BATCH_SIZE, BatchPlan, nearest_multiples, plan_batch
 from gptscale.common.settings.mesh import Mesh
 from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.common.settings.run import Run, workload
@@ -189,12 +190,8 @@ def mesh_of(recipe: str, config: RunConfig, world_size: int) -> Mesh:
             )
     model_size = math.prod(size or 1 for size in asked.values())
     if world_size % model_size:
-        below = world_size // model_size * model_size
-        above = below + model_size
-        fits = f"{below} or {above}" if below else f"{above}"
-        raise ConfigError(
-            f"world {world_size} is not divisible by tp*pp={model_size}", "in --nproc", f"use nproc {fits}"
-        )
+        what = f"world {world_size} is not divisible by tp*pp={model_size}"
+        raise ConfigError(what, "in --nproc", f"use nproc {nearest_multiples(world_size, model_size)}")
     sizes = {axis: size or 1 for axis, size in asked.items()} | {"dp": world_size // model_size}
     if row.axes and asked.get(row.axes[0], 1) is None:
         sizes |= {row.axes[0]: sizes["dp"], "dp": 1}
@@ -262,9 +259,8 @@ def _check_plan(recipe_config: RecipeConfig, run: Run) -> None:
 
 
 def _check_results_folder(run: Run) -> None:
-    out, name = run.config.out, run.config.run_name
-    resumes = run.config.resume is not None
-    check_results_folder(out, name, SUMMARY, resumes=resumes)
+    config = run.config
+    check_results_folder(config.out, config.run_name, SUMMARY, resumes=config.resume is not None)
 
 
 def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:
@@ -293,14 +289,18 @@ def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:
 def check_same_model(reader: Reader, ready: ReadyRun) -> None:
     """Raise CheckpointError, with all that differs, unless the saved run had this model, optimizer, seed and data."""
     saved, current = reader.manifest["workload"], ready.work
-    if "imported_from" in saved:
-        # It says what it is, and nothing of a run.
-        saved = current | saved
-    if different := [f"{k} {saved.get(k)} there, {current[k]} here" for k in FIXED if saved.get(k) != current[k]]:
-        raise CheckpointError("the saved run differs: " + "; ".join(different), f"in {reader.path}", "use its options")
+    # What was imported says what it is, and nothing of a run.
+    saved = current | saved if "imported_from" in saved else saved
+    check_fixed(reader.path, saved, current, FIXED)
     if saved.get("data_fingerprint") != current["data_fingerprint"] and not ready.run.config.allow_data_change:
         raise CheckpointError(
             f"the data differs from the saved run's ({ready.run.config.data})",
             f"in {reader.path}",
             "add --allow-data-change to accept",
         )
+
+
+def check_fixed(path: Path, saved: Mapping[str, Any], work: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raise CheckpointError, with all that differs, unless the saved run has these parts of its work in common with this one."""
+    if different := [f"{k} {saved.get(k)} there, {work[k]} here" for k in names if saved.get(k) != work[k]]:
+        raise CheckpointError("the saved run differs: " + "; ".join(different), f"in {path}", "use its options")

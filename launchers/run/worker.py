@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -19,7 +18,7 @@ from gptscale.common.measure.evidence import SHORT, RankEvidence, evidence_of
 from gptscale.common.measure.speed import synchronize
 from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
-from gptscale.common.process.ending import StopRequest, as_known, is_out_of_memory, report
+from gptscale.common.process.ending import StopRequest, as_known, end_process, is_out_of_memory, report
 from gptscale.common.process.heartbeat import Heartbeat
 from gptscale.common.process.progress import progress
 from gptscale.common.process.roll_call import refuse
@@ -59,18 +58,15 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
         # Nothing ran and nothing was created, so all but a disk that cannot be read is an error of the options.
         sys.exit(error.exit_status if isinstance(error, StorageError) else 2)
     share_cores()
-    status = work(ready)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Everything is on disk. The interpreter's own teardown could still hang on a peer that is gone, or abort in a library's
-    # thread that is still alive, which happens now and then with gloo ("terminate called without ...").
-    os._exit(status)
+    end_process(work(ready))
 
 
 def work(ready: ReadyRun) -> int:
     """Train, leave the row and the files, and return the exit status."""
     run = ready.run
-    group = process_group(run.world, facts=_facts_to_compare(ready)) if get(run.recipe).axes else nullcontext()
+    facts = {"the recipe": run.recipe, **ready.recipe_config.contents()}
+    facts |= facts_to_compare(ready.fingerprint, run.world, run.config, ready.recipe_config)
+    group = process_group(run.world, facts=facts) if get(run.recipe).axes else nullcontext()
     return train_and_record(run.world, group, partial(RunRecord, ready, run.recipe), partial(_train, ready))
 
 
@@ -122,12 +118,9 @@ def _end_without(error: BaseException, record: RunRecord, heartbeat: Heartbeat) 
     return ended if record.finish("interrupted" if ended else "ok", alone=True) else StorageError.exit_status
 
 
-def _facts_to_compare(ready: ReadyRun) -> dict[str, object]:
+def facts_to_compare(fingerprint: str, world: World, *options: Any) -> dict[str, object]:
     """Return the options, data and versions with which all ranks of a run must be started."""
-    run = ready.run
-    facts: dict[str, object] = {"the recipe": run.recipe, **words_to_compare(run.config, ready.recipe_config)}
-    facts |= {"the data's fingerprint": ready.fingerprint, "the device": run.world.device.type}
-    facts |= ready.recipe_config.contents()
+    facts = words_to_compare(*options) | {"the data's fingerprint": fingerprint, "the device": world.device.type}
     return facts | {f"the version of {name}": version(name) for name in ("gptscale", "torch")}
 
 

@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 import torch
 
 from gptscale.common.checkpoint.reader import Reader, newest_readable
-from gptscale.common.errors import CheckpointError, ConfigError
+from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import supports_bf16
 from gptscale.common.model.precision import check_gpu_precision
 from gptscale.common.process.world import World
+from gptscale.launchers.run.preflight import check_fixed
 from gptscale.lenet.data.loader import BatchOrder, FastLoader, Normalise, PilLoader, pil_transform
 from gptscale.lenet.data.sources import VisionData, open_data
 from gptscale.lenet.models import SIDES, SMALL_SIDES
@@ -30,7 +31,7 @@ WORK = (
     "model operators gelu batch_norm augment loader epochs batch_size optimizer lr lr_schedule weight_decay momentum "
     "label_smoothing precision amp channels_last"
 ).split()
-# Options that must be the same in a run and in its continuation.
+# Options that must be the same in a run and in its continuation, whose epochs and learning rates may differ.
 FIXED = (
     "model operators gelu batch_norm augment loader batch_size optimizer precision amp loss_scale seed data_fingerprint"
 ).split()
@@ -81,19 +82,9 @@ class VisionPlan:
         """Return the learning rate of 0-based `step`."""
         return rate(self.config.lr_schedule, step, peak=self.config.lr, total_steps=self.planned_steps)
 
-    def check_same_model(self, reader: Reader) -> None:
-        """Raise CheckpointError, with all that differs, unless the saved run is an earlier part of this one.
-
-        Its epochs and learning rates may differ.
-        """
-        saved, here = reader.manifest["workload"], self.work
-        if different := [f"{k} {saved.get(k)} there, {here[k]} here" for k in FIXED if saved.get(k) != here[k]]:
-            what = f"the saved run differs: {'; '.join(different)}"
-            raise CheckpointError(what, f"in {reader.path}", "use its options")
-
     def check_same_work(self, reader: Reader) -> None:
-        """Do as `check_same_model`, and raise ConfigError if all steps of this run are saved already."""
-        self.check_same_model(reader)
+        """Raise CheckpointError unless the saved run is an earlier part of this one, ConfigError if all its steps are saved."""
+        check_fixed(reader.path, reader.manifest["workload"], self.work, FIXED)
         if reader.step >= self.steps:
             what = f"step {reader.step} is saved already"
             raise ConfigError(what, "in --epochs", f"train more than {reader.step} steps")
@@ -132,7 +123,7 @@ def make_plan(config: VisionConfig, world: World) -> VisionPlan:
             plan.check_same_work(Reader(plan.resume).verify())
         elif (newest := newest_readable(plan.resume)) is not None:
             # Its bytes are verified when it is loaded, and an older one may take its place, of the same run.
-            plan.check_same_model(newest)
+            check_fixed(newest.path, newest.manifest["workload"], plan.work, FIXED)
     return plan
 
 

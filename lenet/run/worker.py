@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,23 +20,21 @@ from gptscale.common.measure.evidence import SHORT, RankEvidence, evidence_of
 from gptscale.common.measure.speed import synchronize
 from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.common.process.begin import begin_process, share_cores
-from gptscale.common.process.ending import StopRequest
+from gptscale.common.process.ending import StopRequest, end_process
 from gptscale.common.process.progress import progress
 from gptscale.common.process.roll_call import refuse
 from gptscale.common.process.world import World, process_group
-from gptscale.common.settings.checks import words_to_compare
 from gptscale.common.settings.command_line import bare_resume, parse
 from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
 from gptscale.common.train import train as train_steps
 from gptscale.launchers.run.checkpoints import Saver, resume
-from gptscale.launchers.run.worker import train_and_record
+from gptscale.launchers.run.worker import facts_to_compare, train_and_record
 from gptscale.lenet.run.config import BY_TRAINER, VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.loop import EpochEnd, VisionBatches
 from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
 from gptscale.lenet.run.record import EarlierProgress, VisionRecord, VisionRecorder
 from gptscale.lenet.run.strategy import backend_of
-from gptscale.results.record.facts import version
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +59,8 @@ def train(config: VisionConfig, world: World, *, quiet: bool = False) -> RunOutc
     plan = make_plan(config, world)
     data_time_s = time.perf_counter() - began
     backend, records = backend_of(config, world), []
-    group = process_group(world, facts=_facts_to_compare(plan), cuda_backend=backend) if backend else nullcontext()
+    facts = facts_to_compare(plan.data.fingerprint, world, config)
+    group = process_group(world, facts=facts, cuda_backend=backend) if backend else nullcontext()
 
     def begin_record() -> VisionRecord:
         records.append(VisionRecord(plan, began=began, data_time_s=data_time_s, quiet=quiet))
@@ -72,13 +70,6 @@ def train(config: VisionConfig, world: World, *, quiet: bool = False) -> RunOutc
     if not records:
         return RunOutcome(status, {}, config.out)
     return RunOutcome(status, records[0].row, records[0].folder)
-
-
-def _facts_to_compare(plan: VisionPlan) -> dict[str, object]:
-    """Return the options, data and versions with which all ranks of a run must be started."""
-    facts = words_to_compare(plan.config)
-    facts |= {"the data's fingerprint": plan.data.fingerprint, "the device": plan.world.device.type}
-    return facts | {f"the version of {name}": version(name) for name in ("gptscale", "torch")}
 
 
 def loop_of(plan: VisionPlan) -> Callable[..., int]:
@@ -186,8 +177,4 @@ def worker(argv: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     begin_process()
-    status = worker(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Everything is on disk. The interpreter's teardown could only hang on a peer that is gone.
-    os._exit(status)
+    end_process(worker(sys.argv[1:]))

@@ -71,11 +71,8 @@ def draw_memory(axis: Axes, groups: Sequence[Group], colours: Sequence[str], alo
         axis.annotate(size, (at, i), va="center", fontsize=9)
         place: dict[str, Any] = {"xytext": (len(size) * 6 + 6, 0), "textcoords": "offset points"}
         axis.annotate(formula, (at, i), va="center", fontsize=8, color="#555555", **place)
-    what = (
-        "state of one rank, and its formula"
-        if with_state
-        else f"peak {'device' if on_device else 'host'} memory of a rank"
-    )
+    peak_of_rank = f"peak {'device' if on_device else 'host'} memory of a rank"
+    what = "state of one rank, and its formula" if with_state else peak_of_rank
     axis.set(title=what, xlabel=unit, xlim=(0, (right or 1.0) * scale))
     used = {letter for _, formula in texts for letter in re.findall("[A-Za-z]", formula)}
     for letter, meaning in LETTERS.items():
@@ -91,16 +88,8 @@ def _draw_state(axis: Axes, i: int, group: Group, scale: float, peak: str) -> No
     for place, gib in state_gib(group).items():
         name, colour, hatch = PARTS[place]
         if gib:
-            axis.barh(
-                i,
-                gib * scale,
-                left=begin * scale,
-                color=colour,
-                hatch=hatch,
-                edgecolor="white",
-                linewidth=0,
-                label=name,
-            )
+            style: dict[str, Any] = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0}
+            axis.barh(i, gib * scale, left=begin * scale, label=name, **style)
         begin += gib
         on_device = begin if place not in ("host", "disk") else on_device
     if peak and (rest := (group.median(peak) or 0.0) - on_device) > 0:

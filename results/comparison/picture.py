@@ -71,10 +71,8 @@ class Drawing:
         self.comparison = comparison
         self.groups = sorted(comparison.ranked, key=lambda group: group.recipe != "single")[:GROUPS_MAX]
         self.colours = [COLOURS[i % len(COLOURS)] for i in range(len(self.groups))]
-        self.shares, self.curves = (
-            [shares_of(group) for group in self.groups],
-            [steps_of(group) for group in self.groups],
-        )
+        self.shares = [shares_of(group) for group in self.groups]
+        self.curves = [steps_of(group) for group in self.groups]
         self.panels = ("loss", "deviation", "speed", "memory", *(("time",) if any(self.shares) else ()))
         # The room for the legends below the panels does not grow with the groups.
         self.height_in = 1.6 + 0.21 * len(self.groups)
@@ -108,9 +106,8 @@ class Drawing:
     def _draw(self, panel: str, axis: Axes, alone: bool = False) -> None:
         baseline = self.comparison.baseline
         if panel == "loss":
-            _losses(
-                axis, self.curves, self.colours, [_name(group, PANEL_NAME) for group in self.groups] if alone else []
-            )
+            names = [_name(group, PANEL_NAME) for group in self.groups] if alone else []
+            _losses(axis, self.curves, self.colours, names)
             return
         if panel == "deviation":
             _deviations(axis, self.curves, self.colours)
@@ -120,9 +117,8 @@ class Drawing:
             draw_memory(axis, self.groups, self.colours, alone)
         else:
             _shares(axis, self.shares, columns=1 if alone else 3)
-        axis.set_yticks(
-            range(len(self.groups)), [_name(g, PANEL_NAME if alone else 60) for g in self.groups], fontsize=9
-        )
+        names = [_name(group, PANEL_NAME if alone else 60) for group in self.groups]
+        axis.set_yticks(range(len(self.groups)), names, fontsize=9)
         axis.set_ylim(len(self.groups) - 0.4, -0.6)
         axis.grid(axis="x", alpha=0.25)
         axis.set_axisbelow(True)
@@ -170,9 +166,8 @@ def _deviations(axis: Axes, curves: Sequence[pd.DataFrame | None], colours: Sequ
     axis.axvline(resolution, color="grey", linewidth=0.9, linestyle="--", label="resolution of float32")
     for i, (value, steps) in enumerate(zip(largest, curves, strict=True)):
         if steps is None or steps is reference:
-            axis.annotate(
-                "  no steps" if steps is None else "  all others beside this", (low, i), va="center", fontsize=8
-            )
+            what = "no steps" if steps is None else "all others beside this"
+            axis.annotate(f"  {what}", (low, i), va="center", fontsize=8)
             continue
         at = high if value is None else min(max(value, low), high)
         axis.plot((low, at), (i, i), color=colours[i], linewidth=1.2)
@@ -197,10 +192,8 @@ def _speeds(axis: Axes, groups: Sequence[Group], colours: Sequence[str], baselin
 
     values = [group.median("tokens_per_s") for group in groups]
     base = baseline.median("tokens_per_s") if baseline else None
-    top = max(
-        [*(value or 0.0 for value in values), *(group.spread[1] for group in groups if group.spread)], default=0.0
-    )
-    top = top or 1.0
+    ends = (group.spread[1] for group in groups if group.spread)
+    top = max([*(value or 0.0 for value in values), *ends], default=0.0) or 1.0
     for i, (group, value) in enumerate(zip(groups, values, strict=True)):
         axis.barh(i, value or 0.0, color=colours[i], alpha=0.85)
         if group.spread:

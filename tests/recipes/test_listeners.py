@@ -67,9 +67,7 @@ def test_no_command_serves_anything():
     opens = re.compile(r"create_server|\.bind\(|\.listen\(|serve_forever|HTTPServer|bind_all|tensorboard\.program")
     rooms = "common foresight launchers lenet ops recipes results".split()
     files = [path for room in rooms for path in (package / room).rglob("*.py")]
-    found = {
-        path.relative_to(package).as_posix() for path in files if opens.search(arguments.sub("", path.read_text()))
-    }
+    found = {str(path.relative_to(package)) for path in files if opens.search(arguments.sub("", path.read_text()))}
     assert found <= {"common/process/rendezvous.py"}
 
 

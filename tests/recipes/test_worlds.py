@@ -88,8 +88,8 @@ def test_state_moves_between_recipes_and_world_sizes_without_a_changed_bit(recip
 
 
 SHORT = ["--seq-len", "32"]
-# So wide that weights too are swapped to disk.
-WIDE = ["--n-embd", "512", "--global-batch-size", "4", "--seq-len", "16"]
+# So wide that weights too are swapped to disk, of whatever number of blocks.
+WIDE = ["--n-embd", "512", "--n-layer", "2", "--global-batch-size", "4", "--seq-len", "16"]
 
 
 @pytest.mark.timeout(900)

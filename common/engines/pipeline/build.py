@@ -104,19 +104,17 @@ def pipeline_engine(
     mesh: DeviceMesh,
     *,
     data: dist.ProcessGroup | None = None,
-    copies: int = 1,
 ) -> PipelineEngine:
     """Return the engine over this process's stages and their schedule.
 
     mesh: holds the whole world, and has an axis pp. data: the processes that split the batch.
-    copies: how many processes of the world hold the same values of each parameter, beside those that its DTensor counts.
     """
     parameters = {name: p for part in parts.values() for name, p in part.named_parameters()}
     # A V ends on the process where it begins, so the table is there only once.
     shares_table = run.gpt.is_tied and options.schedule not in V_SHAPED
     both_ends = tied_embedding_group(mesh) if shares_table else None
-    n_copies = dict.fromkeys(parameters, copies) | ({TABLE: 2 * copies} if both_ends else {})
-    optimizer = FusedOptimizer(parameters, run.config, shards=dist.group.WORLD, copies=n_copies)
+    copies = {TABLE: 2} if both_ends else None
+    optimizer = FusedOptimizer(parameters, run.config, shards=dist.group.WORLD, copies=copies)
     tied = (parameters[TABLE], both_ends) if both_ends else None
     stages, schedule = stages_and_schedule
     return PipelineEngine(run, stages, schedule, loss, optimizer, pipeline=mesh["pp"].get_group(), data=data, tied=tied)

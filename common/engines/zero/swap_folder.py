@@ -22,17 +22,16 @@ def check_space(folder: Path | None, default: Path, needed_bytes: int, world: Wo
     check_folder(parent, needed_bytes // nodes)
 
 
-def check_folder(parent: Path, needed_bytes: int, option: str = "--nvme-path") -> None:
+def check_folder(parent: Path, needed_bytes: int) -> None:
     """Raise ConfigError unless `parent` is a folder that can be written, with `needed_bytes` free."""
     if not parent.is_dir():
-        raise ConfigError(f"{parent} is no folder", f"in {option}", "give a folder on a fast local disk")
+        raise ConfigError(f"{parent} is no folder", "in --nvme-path", "give a folder on a fast local disk")
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"{parent} cannot be written", f"in {option}", "give a folder that can")
+        raise ConfigError(f"{parent} cannot be written", "in --nvme-path", "give a folder that can")
     free_bytes = shutil.disk_usage(parent).free + sum(nbytes_under(old) for old in abandoned(parent))
     if free_bytes < needed_bytes:
-        raise ConfigError(
-            f"{parent} has {free_bytes:,} bytes free, {needed_bytes:,} are needed", f"in {option}", "give a larger disk"
-        )
+        what = f"{parent} has {free_bytes:,} bytes free, {needed_bytes:,} are needed"
+        raise ConfigError(what, "in --nvme-path", "give a larger disk")
 
 
 def abandoned(parent: Path) -> list[Path]:

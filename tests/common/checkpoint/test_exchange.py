@@ -47,7 +47,7 @@ def test_transformers_reads_it_and_it_comes_back_with_equal_bits(saved, monkeypa
 
     model, folder = saved
     # In several files.
-    monkeypatch.setattr("gptscale.common.checkpoint.exchange.FILE_BYTES", 2**18)
+    monkeypatch.setattr("gptscale.common.checkpoint.writer.FILE_BYTES", 2**18)
     assert main(["checkpoint", "export", str(folder), "--out", str(folder / "hf")]) == 0
     assert len([*(folder / "hf").glob("*.safetensors")]) > 1
     ids = torch.arange(64).reshape(2, 32)

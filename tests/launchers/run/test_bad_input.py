@@ -173,20 +173,23 @@ def test_broken_engine_is_one_line_too(monkeypatch, tmp_path_factory, refused):
     )
 
 
+TOO_MANY = "2 processes need as many GPUs, 1 visible, in --nproc, use --nproc 1, or --device cpu"
+TOO_OLD = "bf16 needs Ampere (8.0) or newer, not compute capability 7.5, in --precision, use fp16"
+ON_A_TURING = {
+    "run single --precision bf16": TOO_OLD,
+    "lenet train --precision bf16": TOO_OLD,
+    "lenet train --precision tf32": "tf32 needs a GPU of Ampere (8.0) or newer",
+    **dict.fromkeys(("run ddp --nproc 2", "lenet train --nproc 2", "lenet backend"), TOO_MANY),
+}
+
+
 @pytest.mark.promise("C7 | bf16 before Ampere | refused")
-def test_bf16_before_ampere(monkeypatch, refused):
+@pytest.mark.parametrize("words", ON_A_TURING)
+def test_what_one_older_gpu_cannot_do(words, monkeypatch, refused):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    line = refused(["run", "single", "--precision", "bf16"])
-    assert "bf16 needs Ampere (8.0) or newer, not compute capability 7.5, in --precision, use fp16" in line
-
-
-def test_more_processes_than_gpus(monkeypatch, refused):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    line = refused(["run", "ddp", "--nproc", "2"])
-    assert "2 processes need as many GPUs, 1 visible, in --nproc, use --nproc 1, or --device cpu" in line
+    assert ON_A_TURING[words] in refused(words.split())
 
 
 def test_results_folder_is_a_file(folder, refused):

@@ -10,6 +10,7 @@ from gptscale.common.process.program import Program
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run import start as start_module
 from gptscale.launchers.run.start import plan_run, start
+from gptscale.lenet.run.columns import LENET
 from gptscale.recipes.ddp import DDPConfig
 from gptscale.results.columns import SUMMARY
 from gptscale.results.record import launch_with_row
@@ -102,33 +103,37 @@ def test_a_run_whose_steps_were_done_is_ok_and_its_row_is_written_once(tmp_path,
         assert begin(lambda name, status=status: ended(folder, name, "ok") or status) == status
 
 
+# The options of a run, its record, and the table of its row.
+ENDED = {
+    "ddp": ("--data synthetic --steps 3 --global-batch-size 4", "launchers.run.record,RunRecord", SUMMARY),
+    "lenet": ("--epochs 1 --batch-size 256", "lenet.run.record,VisionRecord", LENET),
+}
+
+
 @pytest.mark.promise(
     "P19 | SIGKILL of a rank when all steps are done | the run is ok, 0, and one line names the rank; the row lacks "
     "what only that rank knew"
 )
 @pytest.mark.parametrize(
-    ("module", "function", "rank"),
-    [
-        ("gptscale.launchers.run.record", "RunRecord.finish", 0),
-        ("gptscale.launchers.run.record", "RunRecord.finish", 1),
-        ("torch.distributed", "barrier", 1),
-    ],
+    ("what", "rank", "function"),
+    [("ddp", 1, "torch.distributed,barrier"), *((what, rank, "") for what in ENDED for rank in (0, 1))],
 )
-def test_a_rank_that_dies_after_the_last_step_changes_nothing(module, function, rank, tmp_path, monkeypatch, capfd):
+def test_a_rank_that_dies_after_the_last_step_changes_nothing(what, rank, function, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    words = (f"killed_in,{module},{function},{rank}", "ddp", "--model", "tiny", "--data", "synthetic", "--steps", "3")
-    words += ("--global-batch-size", "4", "--no-tensorboard", "--device", "cpu", "--out", str(tmp_path))
-    program = Program(str(WORLDS / "world_faulty.py"), (*words, "--run-name", "r"), imports=imports_of(("ddp",), ""))
-    folder, summary = tmp_path / "runs" / "r", tmp_path / "summary.csv"
-    assert launch_with_row.launch_with_row(program, 2, folder, SUMMARY, fork=True) == 0
-    (row,) = rows(summary)
+    options, record, table = ENDED[what]
+    words = (f"killed_in,{function or f'gptscale.{record}.finish'},{rank}", what, *options.split(), "--no-tensorboard")
+    words += ("--device", "cpu", "--out", str(tmp_path), "--run-name", "r")
+    program = Program(str(WORLDS / "world_faulty.py"), words, imports=imports_of((what,), ""))
+    folder = tmp_path / "runs" / "r"
+    assert launch_with_row.launch_with_row(program, 2, folder, table, fork=True) == 0
+    (row,) = rows(tmp_path / table.file)
     assert (row["status"], row["error"]) == ("ok", "")
-    assert 5 < float(row["loss_last"]) < 6
+    assert float(row["test_accuracy"]) > 0 if what == "lenet" else 5 < float(row["loss_last"]) < 6
     assert float(row["peak_rss_gib"]) > 0
     assert json.loads((folder / "status.json").read_text())["status"] == "ok"
     errors = capfd.readouterr().err
     assert f"rank {rank} was killed by SIGKILL" in errors
-    assert "all 3 steps of r were done by then, so that the run is ok" in errors
+    assert f"all {row['steps']} steps of r were done by then, so that the run is ok" in errors
     assert "Traceback" not in errors
 
 

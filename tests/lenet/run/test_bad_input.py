@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from worlds import overridden
 
 from gptscale.common.process.program import Program
@@ -136,22 +135,6 @@ def test_a_checkpoint_of_another_run_lists_what_differs(
     assert "step 3 is saved already" in refused([*words, "--resume", saved])
     (folder / "results" / "runs" / "a" / "checkpoints" / "step-3" / "rank-00000-0000.safetensors").write_bytes(b"")
     assert "has 0 bytes" in refused([*overridden((*words, "--epochs", "2", "--resume", saved))])
-
-
-def test_bf16_and_tf32_before_ampere(monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    words = ["lenet", "train", "--precision"]
-    assert "bf16 needs Ampere (8.0) or newer, not compute capability 7.5" in refused([*words, "bf16"])
-    assert "tf32 needs a GPU of Ampere (8.0) or newer" in refused([*words, "tf32"])
-
-
-def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    for words in (["train", "--nproc", "2"], ["backend"]):
-        assert "2 processes need as many GPUs, 1 visible, in --nproc" in refused(["lenet", *words])
 
 
 @pytest.mark.slow

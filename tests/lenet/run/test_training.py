@@ -25,9 +25,6 @@ from gptscale.lenet.run.columns import LENET, read_summary
 from gptscale.lenet.run.config import RUN_IMPORTS, VisionConfig, option_words
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.worker import RunOutcome
-from gptscale.results.record.launch_with_row import launch_with_row
-
-WORLDS = Path(__file__).parents[2] / "worlds"
 
 
 def steps(outcome: RunOutcome) -> pd.DataFrame:
@@ -134,20 +131,6 @@ def test_a_run_asked_to_stop_within_an_epoch_continues_bit_identically(tmp_path:
     assert table(resumed, "epochs.csv").train_loss.equals(table(whole, "epochs.csv").train_loss)
 
 
-def test_auto_begins_and_resuming_an_older_step_sets_later_ones_aside(
-    tmp_path: Path, idx_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = {"data": str(idx_folder), "batch_size": 16, "save_every": 1, "resume": "auto"}
-    whole = run(tmp_path, "r", epochs=3, **options)
-    folder = whole.folder / "checkpoints"
-    assert f"nothing to resume in {folder}, the run begins at step 0" in capsys.readouterr().out
-    assert [path.name for path in step_folders(folder)] == ["step-18", "step-12"]
-    run(tmp_path, "r", epochs=4, **{**options, "resume": str(folder / "step-12")})
-    assert f"set aside what lies beyond step 12 in {folder}: step-18.discarded" in capsys.readouterr().out
-    assert [path.name for path in step_folders(folder)] == ["step-24", "step-18"]
-    assert list(steps(whole).index) == list(range(1, 25))
-
-
 def test_a_checkpoint_without_the_totals_of_earlier_steps_is_refused(tmp_path: Path, idx_folder: Path) -> None:
     options = {"data": str(idx_folder), "batch_size": 16, "save_every": 1}
     saved = run(tmp_path, "r", epochs=1, **options).folder / "checkpoints" / "step-6"
@@ -241,22 +224,3 @@ def test_a_killed_data_worker_is_named_and_the_run_ends_with_3(
     )
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("gptscale: error: rank 0: a data worker died")
-
-
-@pytest.mark.promise("P19")
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_dies_after_the_last_step_changes_nothing(
-    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    config = VisionConfig(epochs=1, batch_size=256, tensorboard=False, device="cpu", out=tmp_path, run_name="r")
-    words = (f"killed_in,gptscale.lenet.run.record,VisionRecord.finish,{rank}", "lenet", *option_words(config))
-    program = Program(str(WORLDS / "world_faulty.py"), words)
-    folder, summary = tmp_path / "runs" / "r", tmp_path / "lenet.csv"
-    assert launch_with_row(program, 2, folder, LENET, fork=True) == 0
-    (row,) = rows(summary)
-    assert (row["status"], row["error"]) == ("ok", "")
-    assert float(row["test_accuracy"]) > 0
-    errors = capfd.readouterr().err
-    assert "steps of r were done by then, so that the run is ok" in errors
-    assert "Traceback" not in errors

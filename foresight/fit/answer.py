@@ -43,7 +43,7 @@ def show(subject: Subject, cluster: Cluster, options: FitOptions, rows: Sequence
         print("note     recurrent layers are simulated step by step: cuDNN's are faster, and need less memory")
     if subject.idle:
         first = f"{len(subject.idle)} weights, {subject.idle[0]} the first,"
-        print(f"note     {first} got no gradient from two samples: DDP may fail for them")
+        print(f"note     {first} got no gradient from two samples: blocks give theirs zeros, and DDP fails for others")
     for row in rows:
         if row.why:
             print(f"{'but' if row in good else 'left out':<8} {row.name}: {row.why}")

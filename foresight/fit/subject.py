@@ -15,6 +15,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,13 @@ class Subject:
     same text of a small model for proofs with n_small elements, which small_words describes. title: the model, in a few words.
     sources: a hash of the files that it is made of. batch_words: the words for `batch`, which may take the number of the micro-
     batch, too. kind: of a batch, "dict", "list", "nested" or "tensor". call_words: what of `inputs` the model is called with;
-    the rest is for the loss alone. is_recurrent: whether cuDNN has layers of it. loss_words: the loss by `outputs` and `inputs`.
-    block: the class that is repeated, "" for none. beside: those of other stacks, such as an encoder's. is_shallow: whether two
-    blocks of each list are a model, too. is_bf16: whether it runs with weights and inputs of bf16. has_floats: whether the batch
-    has such inputs. idle: weights that got no gradient from a batch of two. n_params, largest_weight: elements. plan: how tensor
-    ranks cut modules, by the words of transformers, empty for none. chain: where stages cut it (chain_of, with the count of its
-    blocks, and "small", what "hidden" is in a small model), empty if they cannot, for the reason no_chain.
+    the rest is for the loss alone. is_recurrent: whether cuDNN has layers of it. has_scalars: whether it has weights without
+    dimensions, that may have one. loss_words: the loss by `outputs` and `inputs`. block: the class that is repeated, "" for
+    none. beside: those of other stacks, such as an encoder's. is_shallow: whether two blocks of each list are a model, too.
+    is_bf16: whether it runs with weights and inputs of bf16. has_floats: whether the batch has such inputs. idle: weights that
+    got no gradient from a batch of two. n_params, largest_weight: elements. plan: how tensor ranks cut modules, by the words of
+    transformers, empty for none. chain: where stages cut it (chain_of, with the count of its blocks, and "small", what "hidden"
+    is in a small model), empty if they cannot, for the reason no_chain.
     """
 
     imports: tuple[str, ...]
@@ -65,6 +67,7 @@ class Subject:
     is_bf16: bool
     has_floats: bool
     is_recurrent: bool
+    has_scalars: bool
     idle: tuple[str, ...]
     n_params: int
     largest_weight: int
@@ -174,15 +177,15 @@ def _imports(*functions: Sequence[str]) -> str:
     return "\n".join(f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(imports.items()))
 
 
-def _call_words(model: Any, inputs: Any, kind: str, has_loss: bool) -> str:
-    """Return what of a batch a model is called with. If there is a loss, values that `forward` does not take are for that."""
+def _call_words(model: Any, inputs: Any, kind: str, has_loss: bool) -> list[str]:
+    """Return what of a batch a model may be called with, the most first. If there is a loss, the rest is for that."""
     forward = inspect.signature(model.forward)
     if kind == "tensor":
-        return "inputs"
+        return ["inputs"]
     if isinstance(inputs, dict):
         any_name = any(each.kind is each.VAR_KEYWORD for each in forward.parameters.values())
         known = inputs if any_name or not has_loss else [name for name in inputs if name in forward.parameters]
-        return "**inputs" if len(known) == len(inputs) else ", ".join(f'{name}=inputs["{name}"]' for name in known)
+        return ["**inputs" if len(known) == len(inputs) else ", ".join(f'{name}=inputs["{name}"]' for name in known)]
 
     def takes(count: int) -> bool:
         try:
@@ -192,8 +195,8 @@ def _call_words(model: Any, inputs: Any, kind: str, has_loss: bool) -> str:
         return True
 
     most = len(inputs)
-    count = next((n for n in range(most, 0, -1) if takes(n)), most) if has_loss else most
-    return {most: "*inputs", most - 1: "*inputs[:-1]"}.get(count, f"*inputs[:{count}]")
+    counts = [n for n in range(most, 0, -1) if takes(n)] if has_loss else []
+    return [{most: "*inputs", most - 1: "*inputs[:-1]"}.get(n, f"*inputs[:{n}]") for n in counts or [most]]
 
 
 def _functions(module: Any) -> list[str]:
@@ -213,7 +216,7 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
     import torch
     from torch.utils._pytree import tree_leaves
 
-    from gptscale.foresight.fit.twin import blocks_of, on_meta, two_blocks
+    from gptscale.foresight.fit.twin import blocks_of, on_meta, two_blocks, widen
 
     where, opened = build.partition(":")[0], set[Path]()
     sys.addaudithook(
@@ -267,16 +270,16 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
     inputs = {**inputs} if kind == "dict" else moved(inputs)
     if kind != "tensor" and not all(hasattr(each, "to") for each in (inputs.values() if kind == "dict" else inputs)):
         kind = "nested"
-    call_words = _call_words(whole, inputs, kind, judge is not None)
-    blocks = blocks_of(whole)
-    # The first two blocks of each list may be no model.
-    for is_shallow in sorted({bool(blocks), False}, reverse=True):
+    calls, blocks = _call_words(whole, inputs, kind, judge is not None), blocks_of(whole)
+    failure: Exception | None = None
+    # The first two blocks of each list may be no model, and a value for the loss no option of the model.
+    for is_shallow, call_words in product(sorted({bool(blocks), False}, reverse=True), calls):
         try:
             twin = two_blocks(tried, blocks if is_shallow else [])
             loss_words = _loss_words(twin, inputs, call_words, judge)
             break
         except Exception as error:
-            failure = error
+            failure = failure or error
     else:
         if isinstance(failure, ConfigError):
             raise failure
@@ -287,6 +290,13 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
     deal_whole = _function(whole_batch, "--batch")[0] if whole_batch else deal
     of_whole = moved(deal_whole(*[SAMPLES, 0][: len(words)])) if small else None
     chain, no_chain = _chain_of(twin, whole, inputs, of_whole, call_words, blocks)
+    has_scalars = not all(p.dim() for p in twin.parameters())
+    if has_scalars:
+        try:
+            widen(twin)
+            _loss_words(twin, inputs, call_words, judge)
+        except Exception:
+            has_scalars = False
     folder = Path(where).parent if where.endswith(".py") else Path()
     modules = {Path(getattr(m, "__file__", None) or "/") for m in [*sys.modules.values()]}
     own = sorted(path for path in modules | {path for path in opened if path.suffix != ".pyc"} if _is_in(path, folder))
@@ -308,6 +318,7 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
         _is_bf16(twin, inputs, call_words),
         any(_is_float(each) for each in _called(lambda *args, **named: [*args, *named.values()], inputs, call_words)),
         any(isinstance(module, torch.nn.RNNBase) for module in whole.modules()),
+        has_scalars,
         idle,
         sum(sizes),
         max(sizes),
@@ -329,7 +340,7 @@ def _chain_of(
         found = chain_of(twin, lambda: _called(twin, inputs, call_words), (*blocks, "")[0])
         found |= {"small": found["hidden"], "count": len(whole.get_submodule(found["blocks"]))}
         if of_whole is not None:
-            of_whole = tree_map(lambda value: value.to("meta"), of_whole)
+            of_whole = tree_map(lambda value: value.to("meta") if hasattr(value, "to") else value, of_whole)
             found["hidden"] = hidden_of(whole.to("meta"), lambda: _called(whole, of_whole, call_words), found["blocks"])
     except NoChainError as error:
         return {}, str(error)

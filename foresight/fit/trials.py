@@ -233,7 +233,7 @@ def try_all(trials: Trials, options: FitOptions, known: Mapping[str, Split]) -> 
             (row for row in rows if row.fits), key=lambda row: row.found.timing.seconds if row.found else 0.0
         )
         for i, row in enumerate(fitting):
-            if row.proved == (2,):
+            if row.proved == (2,) and row.split.tensor != 2:
                 fitting[i] = trials.proved(row, 4)
             if fitting[i].proved:
                 break

@@ -120,6 +120,20 @@ def two_blocks(build: Callable[[], nn.Module], blocks: Collection[str]) -> nn.Mo
     return model
 
 
+def widen(model: torch.nn.Module) -> None:
+    """Give each scalar a dimension of one element: `fully_shard` takes no scalars."""
+    for module in model.modules():
+        for name, p in [*module.named_parameters(recurse=False)]:
+            if not p.dim():
+                setattr(module, name, torch.nn.Parameter(p.detach().reshape(1), p.requires_grad))
+
+
+def touch(block: torch.nn.Module, inputs: Any, output: Any) -> Any:
+    """Give each weight of a block a gradient, if only zeros: an expert may get no token on one rank, and ranks have to agree."""
+    zero = 0 * sum(p.flatten()[0] for p in block.parameters())
+    return output + zero if isinstance(output, torch.Tensor) else (output[0] + zero, *output[1:])
+
+
 def _filled(parameter: nn.Parameter) -> nn.Parameter:
     """Return a weight with values: a matrix of small ones, a vector near one, as norms have it."""
     values = torch.randn(parameter.shape, dtype=parameter.dtype)

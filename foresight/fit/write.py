@@ -13,6 +13,7 @@ from gptscale.foresight.fit.python_text import Words, as_python
 from gptscale.foresight.fit.splits import BLOCK_CLASS, BLOCK_CLASSES, COUNTED, DTYPE, ENDS, OF_ENDS, SHARED, Split
 from gptscale.foresight.fit.subject import Subject, moved
 from gptscale.foresight.fit.template import CHECK, PROGRAM, START
+from gptscale.foresight.fit.twin import touch, widen
 
 # Each import that a program may need, with the name by which its text shows that it does, the standard library's first.
 IMPORTS = {
@@ -72,9 +73,10 @@ SHALLOW = """\
 for module in model.modules() if o.check else []:
     if isinstance(module, torch.nn.ModuleList) and len(module) and type(module[0]).__name__ == BLOCK:
         del module[2:]"""
-RECOMPUTE = """\
-for block in [m for m in model.modules() if type(m).__name__ == BLOCK]:
-    block.forward = partial(checkpoint, block.forward, use_reentrant=False)"""
+EACH_BLOCK = "for block in [m for m in model.modules() if type(m).__name__ == BLOCK]:\n"
+TOUCH = f"{EACH_BLOCK}    block.register_forward_hook(touch)"
+RECOMPUTE = f"""\
+{EACH_BLOCK}    block.forward = partial(checkpoint, block.forward, use_reentrant=False)"""
 
 
 def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
@@ -124,6 +126,8 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
     if not split.recipe:
         start = "\n".join([*START.splitlines()[4:8], "train(o)"])
         text = PROGRAM.replace("$check\n\n\n", "").replace("    $check_option\n", "")
+    # Where a block's forward ends, tensor ranks and ZeRO 3 do not have its whole weights.
+    touches = bool(subject.idle and subject.block) and split.tensor == 1 and (split.zero or (0,))[0] < 3
     places: dict[str, str] = own | {
         "title": f"Train {subject.title} {split.title}",
         "launch": launch(choice, file),
@@ -137,13 +141,15 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
         "loss": loss,
         "shallow_words": ", with two blocks of each list for a check" if is_shallow and split.recipe else "",
         "shallow": SHALLOW if is_shallow and split.recipe else "",
-        "recompute": RECOMPUTE if choice.recompute else "",
+        "recompute": "\n".join(
+            ["widen(model)"] * subject.has_scalars + [TOUCH] * touches + [RECOMPUTE] * choice.recompute
+        ),
         "precision": choice.precision,
         "global_batch": str(choice.global_batch_size),
         "micro_batch": str(choice.micro_batch_size),
     }
-    if subject.kind == "nested":
-        places["definitions"] += f"\n\n{inspect.getsource(moved)}"
+    for function in [moved] * (subject.kind == "nested") + [widen] * subject.has_scalars + [touch] * touches:
+        places["definitions"] += f"\n\n{inspect.getsource(function)}"
     if subject.beside:
         names = ", ".join(f'"{name}"' for name in (subject.block, *subject.beside))
         places["constants"] = places["constants"].replace(block, f"BLOCK = {names}")

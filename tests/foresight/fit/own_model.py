@@ -1,5 +1,7 @@
 """A user's model, in the ways in which users write them."""
 
+import random
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -14,7 +16,6 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        """Return the stream with what the block adds."""
         return x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
 
 
@@ -31,7 +32,6 @@ class Net(nn.Module):
             self.head.weight = self.table.weight
 
     def forward(self, ids, targets=None):
-        """Return the loss, or logits."""
         x = self.table(ids)
         for block in self.blocks:
             x = block(x)
@@ -40,29 +40,24 @@ class Net(nn.Module):
 
 
 def build():
-    """Return a model."""
     return Net()
 
 
 def batch(size):
-    """Return random tokens."""
     ids = torch.randint(0, 64, (size, 9))
     return {"ids": ids[:, :-1], "targets": ids[:, 1:]}
 
 
 def meta():
-    """Return a model without memory."""
     with torch.device("meta"):
         return Net()
 
 
 def tied():
-    """Return a model whose head is its table."""
     return Net(tied=True)
 
 
 def exact():
-    """Return a model without dropout, whose head is its table: a stage draws other random numbers than one process."""
     return Net(tied=True, dropout=0.0)
 
 
@@ -70,7 +65,6 @@ class Skipping(Net):
     """A model whose blocks take more than the one before gave."""
 
     def forward(self, ids, targets):
-        """Return the loss."""
         x = first = self.table(ids)
         for block in self.blocks:
             x = block(x + first)
@@ -78,31 +72,26 @@ class Skipping(Net):
 
 
 def logits_batch(size, number):
-    """Return a batch that depends on its number alone."""
     return torch.arange(size * 8).reshape(size, 8) * (number + 1) % 64
 
 
 def loss(logits, ids):
-    """Return the loss of saying each token again."""
     return F.cross_entropy(logits.flatten(0, 1), ids.flatten())
 
 
 class Logits(Net):
-    """A model that gives logits alone."""
+    """A model that gives logits alone, and has an option."""
 
-    def forward(self, ids):
-        """Return logits."""
-        return super().forward(ids)
+    def forward(self, ids, wants_more=False):
+        return super().forward(ids) if not wants_more else None
 
 
 def pair_batch(size):
-    """Return a batch whose last value is for the loss."""
     ids = torch.randint(0, 64, (size, 9))
     return ids[:, :-1], ids[:, 1:]
 
 
 def pair_loss(logits, batch):
-    """Return the loss of the next token."""
     return F.cross_entropy(logits.flatten(0, 1), batch[-1].flatten())
 
 
@@ -110,26 +99,75 @@ class Both(Net):
     """A model that gives logits and its loss."""
 
     def forward(self, ids, targets):
-        """Return both."""
         logits = super().forward(ids)
         return logits, pair_loss(logits, [targets])
 
 
 def failing():
-    """Fail."""
     raise ValueError("no such width")
 
 
 def of_cuda():
-    """Need a GPU."""
     return Net().to("cuda")
 
 
 def number():
-    """Return no module."""
     return 3
 
 
 def wide(size):
-    """Return a batch that the model refuses."""
     return {"ids": torch.randn(size, 8), "targets": torch.zeros(size, 8)}
+
+
+def alike(size):
+    return logits_batch(2, 0)
+
+
+def unlike(size):
+    return logits_batch(size, random.randrange(10**6))
+
+
+def losses(logits, ids):
+    return logits.mean((1, 2))
+
+
+class Routed(nn.Module):
+    """A block whose experts may get no token."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(width, width) for _ in range(3)])
+
+    def forward(self, x, ids):
+        for i, expert in enumerate(self.experts):
+            if len(rows := torch.where(ids[:, 0] % 3 == i)[0]):
+                x = x.index_add(0, rows, expert(x[rows]))
+        return x
+
+
+class Mixed(nn.Module):
+    """Two stacks of blocks, a recurrent layer, and a scalar."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        self.table, self.lstm, self.head = nn.Embedding(64, width), nn.LSTM(width, width), nn.Linear(width, 64)
+        self.first = nn.ModuleList([Block(width) for _ in range(3)])
+        self.second = nn.ModuleList([Routed(width) for _ in range(3)])
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, ids, power=1):
+        x = self.lstm(self.table(ids))[0]
+        for block in self.first:
+            x = block(x)
+        for block in self.second:
+            x = block(x, ids)
+        return self.head(x) * self.scale**power
+
+
+def mixed_batch(size):
+    ids = torch.randint(0, 64, (size, 9))
+    return {"ids": ids[:, :-1], "power": 2, "targets": {"next": ids[:, 1:]}}
+
+
+def mixed_loss(logits, batch):
+    return pair_loss(logits, [batch["targets"]["next"]])

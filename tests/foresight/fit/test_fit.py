@@ -22,6 +22,8 @@ from gptscale.launchers.cli import main
 EXAMPLES = Path(__file__).parents[3] / "examples" / "fit"
 OWN = Path(__file__).with_name("own_model.py")
 SPLITS = splits(8, 8) | {"hsdp": splits(16, 8)["hsdp"]} | splits(1, 1)
+MIXED = ["--batch", "mixed_batch", "--loss", "mixed_loss"]
+LOGITS = ["own_model.py:Logits", "--batch", "own_model.py:logits_batch", "--loss"]
 NAMES = [name for name in SPLITS if name != "single"]
 STAGED = [name for name in NAMES if SPLITS[name].stages > 1]
 
@@ -30,6 +32,9 @@ STAGED = [name for name in NAMES if SPLITS[name].stages > 1]
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fit")
     shutil.copy(OWN, folder)
+    shutil.copy(OWN, folder / "own-model.py")
+    (folder / "without" / "gptscale").mkdir(parents=True)
+    (folder / "without" / "gptscale" / "__init__.py").write_text("raise ImportError('a program needs no gptscale')")
     return folder
 
 
@@ -45,11 +50,16 @@ def written(folder, subject, name, recompute=False):
     return file
 
 
+def without(file):
+    """Return the environment in which importing gptscale raises."""
+    return {"PYTHONPATH": str(file.parent / "without")}
+
+
 def run(file, ranks, *words):
     # torchrun starts those of --check.
     forked = ["-m", "gptscale.foresight.fit.ranks", str(ranks)] if ranks > 1 else []
     command = [sys.executable, *forked, str(file), "--steps", "4", "--warmup", "2", *words]
-    environ = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    environ = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"} | ({} if forked else without(file))
     done = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, timeout=300, env=environ)
     assert done.returncode == 0, done.stderr[-3000:]
     return [line.split(",")[:3] for line in done.stdout.splitlines() if line[:1].isdigit()]
@@ -92,9 +102,18 @@ def test_a_loss_in_a_tuple_and_targets_that_are_the_loss_s_alone(folder):
     pair = subject_of(f"{file}:Logits", batch, f"{file}:pair_loss", None, folder)
     assert [(each.kind, each.loss_words) for each in (both, pair)] == [
         ("list", "outputs[-1]"),
-        ("pair", "loss(outputs, inputs)"),
+        ("list", "loss(outputs, inputs)"),
     ]
+    assert (both.call_words, pair.call_words) == ("*inputs", "*inputs[:-1]")
     assert run(written(folder, both, "single"), 1) == run(written(folder, pair, "single"), 1)
+
+
+def test_stacks_a_scalar_a_recurrent_layer_and_what_is_for_the_loss_alone(folder):
+    file = f"{folder}/own_model.py"
+    found = subject_of(f"{file}:Mixed", f"{file}:mixed_batch", f"{file}:mixed_loss", None, folder)
+    assert (found.block, found.beside, found.is_recurrent, found.has_scalars) == ("Block", ["Routed"], True, True)
+    assert (found.kind, found.call_words) == ("nested", 'ids=inputs["ids"], power=inputs["power"]')
+    assert found.idle[0].startswith("second.0.experts.")
 
 
 @pytest.mark.parametrize("name", [*NAMES, "single"])
@@ -125,7 +144,8 @@ def test_a_program_computes_what_one_process_computes_and_resumes_to_the_bit(fol
         assert [*map(float, many[1:])] == pytest.approx([*map(float, one[1:])], rel=1e-5)
     shutil.rmtree(saved / "4")
     assert run(file, ranks, "--save", str(saved), "--save-every", "2") == together[2:]
-    done = subprocess.run([sys.executable, file, "--check"], cwd=folder, capture_output=True, text=True, timeout=300)
+    command, environ = [sys.executable, file, "--check"], os.environ | without(file)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env=environ)
     assert done.stdout.count(": right, gradients deviate by at most ") == ranks, done.stderr[-3000:]
 
 
@@ -142,10 +162,13 @@ def test_a_checkpoint_moves_to_another_world(folder, exact, name, worlds):
 
 
 @pytest.mark.world
-@pytest.mark.parametrize(("split", "gpus"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
-def test_the_command_writes_what_it_recommends(folder, monkeypatch, capsys, split, gpus):
+@pytest.mark.parametrize(
+    ("split", "gpus", "names"), [("single", 1, ["build"]), ("ddp", 2, ["build"]), ("fsdp", 2, ["Mixed", *MIXED])]
+)
+def test_the_command_writes_what_it_recommends(folder, monkeypatch, capsys, split, gpus, names):
     monkeypatch.chdir(folder)
-    words = ["fit", "own_model.py:build", "--gpus", str(gpus), "--splits", split, "--write", f"best_{split}.py"]
+    model, *others = (f"{'own_model.py:' * (name[:2] != '--')}{name}" for name in names)
+    words = ["fit", model, *others, "--gpus", str(gpus), "--splits", split, "--write", f"best_{split}.py"]
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert f"1  {split}" in printed
@@ -166,6 +189,11 @@ def test_the_command_writes_what_it_recommends(folder, monkeypatch, capsys, spli
         (["own_model.py:meta"], "its weights are on the meta device"),
         (["own_model.py:build", "--batch", "own_model.py:number"], "--batch"),
         (["own_model.py:build", "--batch", "own_model.py:wide"], "does not take the batch (RuntimeError"),
+        (["own_model.py:Logits", "--batch", "own_model.py:alike"], "2 and 4 samples have the same shapes"),
+        (["own_model.py:Logits", "--batch", "own_model.py:unlike"], "two calls with one seed of torch give unlike"),
+        ([*LOGITS, "own_model.py:losses"], "the function returns a tensor of shape (2,)"),
+        ([*LOGITS, "own_model.py:number"], "the loss fails (TypeError"),
+        (["own-model.py:build"], "no module can be named own-model"),
         (["own_model.py:build", "--global-batch-size", "12"], "cannot be dealt to 8 GPUs"),
         (["own_model.py:build", "--gpus", "8", "--nodes", "3"], "not the same number"),
         (["own_model.py:build", "--write", "own_model.py"], "is there already"),

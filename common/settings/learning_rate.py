@@ -17,18 +17,15 @@ def learning_rate(
 ) -> float:
     """Return the rate of 0-based `step`: linear from peak/warmup_steps up to `peak`, then what the schedule says.
 
-    schedule: `constant`, `cosine` or `wsd`. The cosine (Loshchilov & Hutter 2017, arXiv 1608.03983, without restarts) reaches
-    `min_ratio` x peak at the last step and stays there. So does `wsd` (warm-up, stable, decay: Hu et al. 2024, arXiv 2404.06395),
-    in a straight line from step `decay_from`, by default nine tenths of the steps.
+    schedule: `constant`, `cosine` (Loshchilov & Hutter 2017, arXiv 1608.03983, without restarts) or `wsd` (Hu et al. 2024, arXiv
+    2404.06395): a line down from step `decay_from`, by default nine tenths of all. Both end at `min_ratio` x peak.
     """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     if schedule == "constant":
         return peak
-    begin = warmup_steps
-    if schedule == "wsd":
-        begin = max(begin, total_steps * 9 // 10 if decay_from is None else decay_from)
+    is_wsd, falls = schedule == "wsd", total_steps * 9 // 10 if decay_from is None else decay_from
+    begin = max(warmup_steps, falls) if is_wsd else warmup_steps
     progress = min(1.0, max(0, step - begin) / max(1, total_steps - 1 - begin))
-    if schedule == "wsd":
-        return peak * (1 - (1 - min_ratio) * progress)
-    return peak * (min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * progress)))
+    left = 1 - progress if is_wsd else 0.5 * (1 + math.cos(math.pi * progress))
+    return peak * (min_ratio + (1 - min_ratio) * left)

@@ -174,10 +174,7 @@ class RunConfig:
     NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
         OptionNeed("tokenizer", lambda c: _is_text(c.data), "{data} is tokens already", "use --data stdlib"),
         OptionNeed(
-            "min_lr_ratio",
-            lambda c: c.lr_schedule != "constant",
-            "a constant rate never falls",
-            "use --lr-schedule cosine",
+            "min_lr_ratio", lambda c: c.lr_schedule != "constant", "a constant rate is flat", "use --lr-schedule cosine"
         ),
         OptionNeed(
             "decay_from", lambda c: c.lr_schedule == "wsd", "{lr_schedule} has no such step", "use --lr-schedule wsd"

@@ -1,4 +1,4 @@
-"""Where the forward of a model can be cut into stages: at a list of blocks, each of which takes what the one before it gave."""
+"""Where the forward of a model can be cut into stages: at a list of blocks that pass one tensor on."""
 
 from __future__ import annotations
 

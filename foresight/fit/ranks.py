@@ -1,4 +1,4 @@
-"""The ranks of a written program on this CPU, forked from a process that has imported what it imports: it costs seconds each."""
+"""The ranks of a written program on this CPU, forked from a process that has imported what it imports."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def tried(simulations: Sequence[Simulation], cluster: Cluster, precision: str, n
 
 
 def one_more_s(step: Replayed, count: int) -> float:
-    """Return the seconds that each further micro-batch takes: from the begin of the last but one's forward to that of the last.
+    """Return the seconds that each further micro-batch takes: those from the last forward but one to the last.
 
     step: of `count` micro-batches, on the last stage if there are stages. Raises GptscaleError unless it shows so many forwards.
     """

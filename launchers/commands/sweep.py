@@ -7,9 +7,9 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, PREEMPTED_EXIT_STATUS
+from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, PREEMPTED_EXIT_STATUS, ConfigError
 from gptscale.common.process.warm_parent import begin_warm_parent, make_warm_parents, wait_for_warm_parents
 from gptscale.common.settings.checks import OptionNeed, check_ranges, refuse_changed
 from gptscale.common.settings.command_line import parse
@@ -18,6 +18,18 @@ from gptscale.launchers.run.options import default_recipe_config
 from gptscale.launchers.run.submission import Allocation, split_sbatch
 from gptscale.recipes import get
 
+# What one device can do beside the plain step, each at equal data: the recipe, and the options that differ.
+TECHNIQUES: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("single", {}),
+    "bf16": ("single", {"precision": "bf16"}),
+    "accumulation": ("single", {"grad_accum_steps": 4}),
+    "selective": ("single", {"activation_checkpointing": "selective"}),
+    "full": ("single", {"activation_checkpointing": "full"}),
+    "8bit": ("single", {"optimizer_state": "8bit"}),
+    "compiled": ("single", {"compile": True}),
+    "offload": ("fsdp_offload", {}),
+}
+
 
 @dataclass(frozen=True)
 class SweepOptions:
@@ -25,10 +37,16 @@ class SweepOptions:
 
     recipes: str = "all"
     """Names with commas between, or all that can run here."""
+    techniques: bool = False
+    """Techniques of one device in the place of recipes: bf16, accumulation, recomputed blocks, 8-bit state, compile, offload."""
     nproc: int | None = None
     """Processes for each recipe that splits its batch; default one per GPU, or 2 on a CPU."""
     repeats: int = 1
     """Runs of each recipe, interleaved, so that a drifting machine does not favour one."""
+
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
+        OptionNeed("recipes,nproc", lambda c: not c.techniques, "techniques have recipes of their own, on one device"),
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self, {"nproc": (1, 1024), "repeats": (1, 1024)})
@@ -69,6 +87,11 @@ def main(argv: Sequence[str]) -> int:
     options = parse(RunAndSweepOptions, words, prog="gptscale sweep", about=about)
     config = options.run
     refuse_changed(config, ["resume"], "a sweep begins its runs anew", "resume one run with gptscale run RECIPE")
+    if options.sweep.techniques:
+        changed = sorted({name for _, changes in TECHNIQUES.values() for name in changes})
+        refuse_changed(config, changed, "techniques are compared with the plain step", "leave it out")
+        if options.allocation.submit:
+            raise ConfigError("techniques are of one device", "in --techniques", "leave out --submit")
     if options.allocation.submit:
         return _submit(options, sbatch, f"gptscale sweep {shlex.join(argv)}")
     begin_warm_parent(config.device, imports=["gptscale.launchers.run.start", *config.data_imports])
@@ -77,27 +100,33 @@ def main(argv: Sequence[str]) -> int:
     from gptscale.launchers.run.space import check_memory
     from gptscale.launchers.run.start import nproc_of, plan_run, recipes_named, start
 
-    names = recipes_named(options.sweep.recipes, config, same_work=True)
-    rows = [get(name) for name in names]
+    if options.sweep.techniques:
+        chosen = TECHNIQUES
+        # Or accumulation would make the batch larger.
+        batch = plan_run("single", config, default_recipe_config("single"), 1).run.batch.global_batch_size
+        config = dataclasses.replace(config, global_batch_size=batch)
+    else:
+        chosen = {name: (name, {}) for name in recipes_named(options.sweep.recipes, config, same_work=True)}
+    rows = [get(recipe) for recipe in dict.fromkeys(recipe for recipe, _ in chosen.values())]
     for row in rows:
         row.check_installed()
         row.check_imports()
     make_warm_parents((row.environment, row.imports) for row in rows)
     plans = []
-    for name in names:
-        recipe_config = default_recipe_config(name)
-        nproc = nproc_of(name, config, options.sweep.nproc)
-        check_memory(plan_run(name, config, recipe_config, nproc).run, recipe_config.offload)
-        plans.append((name, recipe_config, nproc))
+    for name, (recipe, changes) in chosen.items():
+        recipe_config, its = default_recipe_config(recipe), dataclasses.replace(config, **changes)
+        nproc = 1 if options.sweep.techniques else nproc_of(recipe, config, options.sweep.nproc)
+        check_memory(plan_run(recipe, its, recipe_config, nproc).run, recipe_config.offload)
+        plans.append((name, recipe, its, recipe_config, nproc))
     # Or their imports would slow the first run.
     wait_for_warm_parents()
     failures = 0
     for repeat in range(options.sweep.repeats):
-        for name, recipe_config, nproc in plans:
+        for name, recipe, its, recipe_config, nproc in plans:
             run_id = f"{config.run_name}-{name}-{repeat}" if config.run_name else new_run_id(name)
             processes = f"{nproc} process{'es' if nproc > 1 else ''}"
             print(f"\n== {name} on {processes} ({repeat + 1} of {options.sweep.repeats})", flush=True)
-            status = start(name, dataclasses.replace(config, run_name=run_id), recipe_config, nproc)
+            status = start(recipe, dataclasses.replace(its, run_name=run_id), recipe_config, nproc)
             if status in (PREEMPTED_EXIT_STATUS, INTERRUPTED_EXIT_STATUS):
                 return status
             failures += status != 0

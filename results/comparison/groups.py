@@ -25,6 +25,8 @@ WORK = (
     "model n_params seq_len vocab_size precision optimizer lr optimizer_state global_batch_size steps data seed".split()
 )
 FIGURES = SUMMARY.of_type(float)
+# Work that differs in these alone is the same steps on the same data, computed in another way or in other portions.
+TECHNIQUE, PORTIONS = {"precision", "optimizer_state"}, {"global_batch_size", "steps"}
 
 
 @dataclass(eq=False)
@@ -32,6 +34,7 @@ class Group:
     """Runs of one configuration, which are repeats of each other.
 
     position: where the first row was among all rows. tier: number of the tier of speed, None for a group that is in none.
+    is_technique: whether its work differs in a technique alone, so that its speed has a ratio.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Group:
     position: int = 0
     notes: list[str] = field(default_factory=list)
     tier: int | None = None
+    is_technique: bool = False
 
     @cached_property
     def medians(self) -> dict[str, float]:
@@ -123,7 +127,15 @@ def compare(rows: Sequence[Row], work: str | None = None) -> Comparison:
     for group in groups.values():
         if reference and group.first["workload_hash"] != work:
             comparison.apart.append(group)
-            group.notes.append(f"other work: {_differences(reference, group.first)}")
+            different, told = _differences(reference, group.first)
+            group.is_technique = bool(different) and different <= TECHNIQUE
+            kind = "other work"
+            if group.is_technique:
+                kind = "same data by another technique"
+                group.name += f" {group.first['precision']}" * ("precision" in different)
+            elif different and different <= PORTIONS and _tokens(group.first) == _tokens(reference):
+                kind = "as many tokens in other batches"
+            group.notes.append(f"{kind}: {told}")
         else:
             comparison.ranked.append(group)
         group.notes += [remark if n == 1 else f"{remark} ({n:,} runs)" for remark, n in _remarks(group.rows).items()]
@@ -184,18 +196,24 @@ def _make_names_differ(groups: list[Group]) -> None:
             group.name += "".join(f" {option}" for option in columns + own)
 
 
-def _differences(reference: Row, row: Row) -> str:
-    """Name the parts of the work that differ, by run.json if both runs have it, or else by their columns."""
+def _tokens(row: Row) -> float:
+    """Return the sequences of a whole run."""
+    return float(row["global_batch_size"] * row["steps"])
+
+
+def _differences(reference: Row, row: Row) -> tuple[set[str], str]:
+    """Return the parts of the work that differ and a text of them, by run.json if both runs have it, or else by columns."""
     a, b = (read_run_json(each["folder"], each["run_id"]).workload for each in (reference, row))
     if a is None or b is None:
         # A row of an earlier version, or of another program, knows nothing of a column whose cell is empty.
         known = [name for name in WORK if all(each[name] not in ("", 0, math.nan) for each in (reference, row))]
         a, b = ({column: each[column] for column in known} for each in (reference, row))
-    parts = [visible(f"{k} {b.get(k)} (ranked: {a.get(k)})") for k in {**a, **b} if a.get(k) != b.get(k)]
+    different = [k for k in {**a, **b} if a.get(k) != b.get(k)]
+    parts = [visible(f"{k} {b.get(k)} (ranked: {a.get(k)})") for k in different]
     unknown = (
         "nobody says it is the same (import --same-work)" if row["imported_from"] else "only its run.json could tell"
     )
-    return clip("; ".join(clip(part) for part in parts), 1000) or unknown
+    return {*different}, clip("; ".join(clip(part) for part in parts), 1000) or unknown
 
 
 def _mark_tiers(ranked: Sequence[Group]) -> None:

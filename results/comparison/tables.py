@@ -31,9 +31,8 @@ def cells(comparison: Comparison) -> list[dict[str, str]]:
     groups = comparison.ranked + comparison.apart
     on_device = any(group.median("peak_mem_allocated_gib") is not None for group in groups)
     memory = "peak_mem_allocated_gib" if on_device else "peak_rss_gib"
-    n_ranked = len(comparison.ranked)
     unit, scale = state_unit(groups)
-    bases = [base if i < n_ranked else None for i in range(len(groups))]
+    bases = [base if group in comparison.ranked or group.is_technique else None for group in groups]
     rows = [_cells(group, memory, (f"state {unit}", scale), b) for group, b in zip(groups, bases, strict=True)]
     # On a CPU the resident set says little beside the state, because it is nearly the same for every recipe.
     unwanted = {SUMMARY["peak_rss_gib"].title if any(state_gib(group) for group in groups) else f"state {unit}"}

@@ -108,6 +108,28 @@ def test_what_sbatch_refuses_is_one_line(capsys, tmp_path, monkeypatch):
     assert "sbatch refuses the job (invalid partition specified: q), in sbatch --parsable" in line
 
 
+def test_techniques_are_runs_of_one_device_at_equal_data(monkeypatch, tmp_path, capsys):
+    from gptscale.launchers.commands.sweep import TECHNIQUES, main
+
+    runs = []
+    monkeypatch.setattr("gptscale.launchers.run.start.start", lambda *words: runs.append(words) or 0)
+    monkeypatch.setattr("gptscale.results.comparison.write.write_comparison", lambda *folders: None)
+    monkeypatch.setattr("gptscale.launchers.commands.sweep.begin_warm_parent", lambda *words, **options: None)
+    monkeypatch.setattr("gptscale.launchers.commands.sweep.make_warm_parents", lambda rows: None)
+    monkeypatch.setattr("gptscale.launchers.commands.sweep.wait_for_warm_parents", lambda: None)
+    assert main(["--techniques", "--data", "synthetic", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    assert [(recipe, nproc) for recipe, _, _, nproc in runs] == [(recipe, 1) for recipe, _ in TECHNIQUES.values()]
+    assert {config.global_batch_size for _, config, _, _ in runs} == {8}
+    assert [config.grad_accum_steps for _, config, _, _ in runs if config.grad_accum_steps] == [4]
+    for words, why in (
+        (["--recipes", "ddp"], "recipes of their own"),
+        (["--compile"], "the plain step"),
+        (["--submit"], "one device"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            main(["--techniques", *words])
+
+
 def test_a_sweep_is_an_array_with_a_run_in_each_task(capsys):
     text = script(capsys, "--submit", "--recipes", "single,ddp", "--nodes", "2", "--time", "5", *RUN, command="sweep")
     assert "#SBATCH --array=0-1\n" in text

@@ -157,6 +157,21 @@ def test_other_work_is_not_ranked_and_says_what_differs(tmp_path):
     assert cells(comparison)[2]["speed-up"] == "-"
 
 
+def test_a_technique_has_a_ratio_and_equal_tokens_are_told(tmp_path):
+    add_run(tmp_path, "single", work={"global_batch_size": 8, "steps": 20})
+    add_run(tmp_path, "ddp", work={"global_batch_size": 8, "steps": 20})
+    changes = {"precision": "bf16", "optimizer_state": "8bit"}
+    add_run(tmp_path, "single", 1500.0, work={"global_batch_size": 8, "steps": 20, **changes}, **changes)
+    portions = {"global_batch_size": 16, "steps": 10}
+    add_run(tmp_path, "single", work=portions, **portions)
+    comparison = compare(load([tmp_path]))
+    technique, other = comparison.apart
+    assert (technique.name, cells(comparison)[2]["speed-up"]) == ("single x1 state=8bit bf16", "1.50x")
+    assert technique.notes[0].startswith("same data by another technique: precision bf16 (ranked: ")
+    assert other.notes == ["as many tokens in other batches: steps 10 (ranked: 20); global_batch_size 16 (ranked: 8)"]
+    assert cells(comparison)[3]["speed-up"] == "-"
+
+
 def test_without_run_json_the_columns_say_what_differs(tmp_path):
     add_run(tmp_path, "single")
     add_run(tmp_path, "ddp", 2000.0)

@@ -99,7 +99,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     finally:
         if collects:
             gc.enable()
-    _check_version(path, manifest)
+    _require(path, isinstance(manifest, dict) and type(manifest.get("format_version")) is int, "format_version")
+    if manifest["format_version"] not in (1, FORMAT_VERSION):
+        version, fix = str(manifest["format_version"])[:20], f"this package reads 1 to {FORMAT_VERSION}"
+        raise CheckpointError(f"format version {version} is unknown", f"in checkpoint {path}", fix)
     if manifest["format_version"] > 1 and not seal:
         raise damaged(path, "manifest.json", "has lost its own SHA-256")
     _check_facts(path, manifest)
@@ -112,13 +115,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
 def _require(path: Path, holds: object, what: str) -> None:
     if not holds:
         raise damaged(path, "manifest.json", f"has no valid {what!r}")
-
-
-def _check_version(path: Path, manifest: Any) -> None:
-    _require(path, isinstance(manifest, dict) and type(manifest.get("format_version")) is int, "format_version")
-    if manifest["format_version"] not in (1, FORMAT_VERSION):
-        version, fix = str(manifest["format_version"])[:20], f"this package reads 1 to {FORMAT_VERSION}"
-        raise CheckpointError(f"format version {version} is unknown", f"in checkpoint {path}", fix)
 
 
 def _is_count(value: object, low: int = 0, high: int = 2**63 - 1) -> bool:

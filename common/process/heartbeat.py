@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
@@ -80,8 +81,14 @@ class Heartbeat:
 
     @classmethod
     def of_world(cls, rank: int, world_size: int) -> Heartbeat:
-        """Return the heartbeat of a rank, in the place that the environment names."""
-        return cls(rank, world_size, _connect() if world_size > 1 else None)
+        """Return the heartbeat of a rank, in the place that the environment names. No run fails because of its heartbeat."""
+        beats: Beats | None = None
+        if world_size > 1 and (path := os.environ.get(HEARTBEATS)):
+            beats = Slots(path)
+        elif world_size > 1:
+            with suppress(ConfigError):
+                beats = StoreBeats(open_store(-1, timeout_s=10.0))
+        return cls(rank, world_size, beats)
 
     def __enter__(self) -> Heartbeat:
         if self.beats is not None:
@@ -156,13 +163,3 @@ class Heartbeat:
             if now - began > 2 * INTERVAL_S:
                 self.progress.stood_still(now - began - INTERVAL_S)
             began = now
-
-
-def _connect() -> Beats | None:
-    """Return the beats of this start, or None if they cannot be reached. No run fails because of its heartbeat."""
-    if path := os.environ.get(HEARTBEATS):
-        return Slots(path)
-    try:
-        return StoreBeats(open_store(-1, timeout_s=10.0))
-    except ConfigError:
-        return None

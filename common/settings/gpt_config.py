@@ -27,11 +27,11 @@ class GPTConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.n_embd % self.n_head:
-            raise ConfigError(
-                f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}",
-                "in the model",
-                f"use n_head {nearest_divisor(self.n_embd, self.n_head)}",
-            )
+            divisors = (d for d in range(1, self.n_embd + 1) if self.n_embd % d == 0)
+            # Of two equally near ones the smaller.
+            nearest = min(divisors, key=lambda d: (abs(d - self.n_head), d))
+            what = f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}"
+            raise ConfigError(what, "in the model", f"use n_head {nearest}")
 
     def weights(self) -> Weights:
         """Return the weights, whose names in transformers are those of GPT2LMHeadModel."""
@@ -79,9 +79,3 @@ PRESETS: dict[str, GPTConfig] = {
     "gpt3-13b": GPTConfig(n_layer=40, n_head=40, n_embd=5120, block_size=2048, lr=1e-4),
     "gpt3-175b": GPTConfig(n_layer=96, n_head=96, n_embd=12288, block_size=2048, lr=0.6e-4),
 }
-
-
-def nearest_divisor(number: int, target: int) -> int:
-    """Return the divisor of `number` nearest to `target`, and of two equally near ones the smaller."""
-    divisors = (d for d in range(1, number + 1) if number % d == 0)
-    return min(divisors, key=lambda d: (abs(d - target), d))

@@ -85,6 +85,8 @@ class ReadyRun:
         """Say what will run, in a few lines."""
         run, gpt = self.run, self.run.gpt
         gflop = model_flops_per_token(gpt, run.seq_len) / 1e9
+        row = OPTIMIZERS[run.config.optimizer]
+        moments = f"{run.config.optimizer_state} {row.title} state" if row.state_keys else "no optimizer state"
         shared = f" ({gpt.n_kv_head} of keys and values)" if gpt.n_kv_head < gpt.n_head else ""
         return [
             f"recipe   {run.recipe} on {run.world.world_size} x {run.world.device.type}, {run.config.precision}",
@@ -93,15 +95,10 @@ class ReadyRun:
             f"compute  {gflop:.4f} GFLOP per token, {gflop * run.tokens_per_step / 1e3:,.3f} TFLOP per step",
             f"batch    {run.batch.describe()}; {run.tokens_per_step:,} tokens per step",
             f"data     {self.data}: {len(self.train):,} tokens to train on, {len(self.held_out):,} held out",
-            f"state    {run.state_bytes / 2**30:,.2f} GiB of fp32 weights and gradients and {_moments(run)} before any sharding",
+            f"state    {run.state_bytes / 2**30:,.2f} GiB of fp32 weights and gradients and {moments} before any sharding",
             *emulation(run.config.precision, run.world.device),
             *self.recipe_config.describe(run),
         ]
-
-
-def _moments(run: Run) -> str:
-    row = OPTIMIZERS[run.config.optimizer]
-    return f"{run.config.optimizer_state} {row.title} state" if row.state_keys else "no optimizer state"
 
 
 def resolve(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world: World) -> Run:

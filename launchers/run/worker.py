@@ -64,7 +64,7 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
 def work(ready: ReadyRun) -> int:
     """Train, leave the row and the files, and return the exit status."""
     run = ready.run
-    facts = {"the recipe": run.recipe, **ready.recipe_config.contents()}
+    facts: dict[str, object] = {"the recipe": run.recipe, **ready.recipe_config.contents()}
     facts |= facts_to_compare(ready.fingerprint, run.world, run.config, ready.recipe_config)
     group = process_group(run.world, facts=facts) if get(run.recipe).axes else nullcontext()
     return train_and_record(run.world, group, partial(RunRecord, ready, run.recipe), partial(_train, ready))

@@ -1,8 +1,8 @@
 """The weight of the house: how many of our lines a rank loads, and how many each part of the house has.
 
-A limit falls. Whoever adds lines above it takes others out. On 2026-11-26 four limits rose, unpaid: pipelines, three axes and models
-of others in `gptscale fit` took 510 lines of foresight, checkpoints for other programs, techniques and a schedule 340 of the core,
-and their tests 235. A rank owes 190 above the 10,000 of the law. docs/measurements/LOG.md has the history.
+A limit falls. Whoever adds lines above it takes others out. On 2026-11-26 four limits rose, unpaid: pipelines, three axes and
+models of others in `gptscale fit` took 510 lines of foresight, checkpoints for other programs, techniques and a schedule 340 of
+the core, and their tests 235. A rank owes 190 above the 10,000 of the law. docs/measurements/LOG.md has the history.
 """
 
 import ast

@@ -103,10 +103,9 @@ class Comparison:
 
     @property
     def baseline(self) -> Group | None:
-        """Return the group that speeds are relative to: `single`, or else the one whose row was written first."""
+        """Return the group that speeds are relative to: of `single`, or else of all, the one whose row was written first."""
         with_speed = [g for g in self.ranked if g.median("tokens_per_s") is not None]
-        first = min(with_speed, key=lambda g: g.position, default=None)
-        return next((g for g in with_speed if g.recipe == "single"), first)
+        return min(with_speed, key=lambda g: (g.recipe != "single", g.position), default=None)
 
 
 def compare(rows: Sequence[Row], work: str | None = None) -> Comparison:

@@ -197,7 +197,7 @@ def as_csv(comparison: Comparison) -> bytes:
     lines = [csv_line([*titles, *IDENTITY, *FIGURES, "notes"])]
     for i, group in enumerate(comparison.ranked + comparison.apart):
         ranked, tokens = i < len(comparison.ranked), group.median("tokens_per_s")
-        relative = tokens / base if ranked and tokens and base else None
+        relative = tokens / base if (ranked or group.is_technique) and tokens and base else None
         words = [group.name, ranked, len(group.rows), _status(group), _bound_by(group), relative, group.tier]
         words += [
             *(group.spread or (None, None)),

@@ -189,7 +189,7 @@ def _call_words(model: Any, inputs: Any, kind: str, has_loss: bool) -> list[str]
 
     def takes(count: int) -> bool:
         try:
-            forward.bind(*range(count))
+            inspect.signature(model.forward).bind(*range(count))
         except TypeError:
             return False
         return True

@@ -17,23 +17,27 @@ import torch
 from torch import Tensor
 
 from gptscale.common.checkpoint.folders import temporary_name
+from gptscale.common.checkpoint.manifest import reading
 from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.checkpoint.writer import Draft, groups, write
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.families import FAMILIES, MODELS, in_transformers
-from gptscale.common.settings.run_config import RunConfig
+from gptscale.common.settings.run_config import SHAPE, RunConfig
 from gptscale.common.settings.shape import ModelConfig, Weight
 from gptscale.common.state import Shard, shard_of
 
-SHAPE = ("model", "n_layer", "n_head", "n_embd", "vocab_size", "activation")
 MOMENTS = ("exp_avg", "exp_avg_sq")
 INDEX = "model.safetensors.index.json"
 
 
 def shape_of(reader: Reader) -> ModelConfig:
-    """Return the shape of the model of a checkpoint."""
+    """Return the shape of the model of a checkpoint. Raises ConfigError if that is none of a family."""
     work = reader.manifest["workload"]
-    return RunConfig(**{name: work[name] for name in SHAPE}).gpt()
+    if work.get("model") not in MODELS:
+        raise ConfigError(
+            "its model is no preset of gptscale run", f"in {reader.path}", "name a run of a language model"
+        )
+    return RunConfig(**{name: work[name] for name in ("model", *SHAPE)}).gpt()
 
 
 def to_transformers(reader: Reader, folder: Path) -> None:
@@ -104,11 +108,12 @@ def from_transformers(folder: Path, target: Path) -> Path:
 
     shape, name = _known_shape(folder)
     index = folder / INDEX
-    files = {*json.loads(index.read_text())["weight_map"].values()} if index.is_file() else {"model.safetensors"}
     where: dict[str, Path] = {}
-    for file in sorted(files):
-        with safe_open(folder / file, framework="pt") as opened:
-            where |= dict.fromkeys(opened.keys(), folder / file)
+    with reading(folder):
+        files = {*json.loads(index.read_text())["weight_map"].values()} if index.is_file() else {"model.safetensors"}
+        for file in sorted(files):
+            with safe_open(folder / Path(file).name, framework="pt") as opened:
+                where |= dict.fromkeys(opened.keys(), folder / Path(file).name)
 
     def read(kind: str, hf_name: str) -> Tensor | None:
         if kind != "model":
@@ -117,7 +122,7 @@ def from_transformers(folder: Path, target: Path) -> Path:
         key = next((key for key in (hf_name, hf_name.partition(".")[2]) if key in where), None)
         if key is None:
             raise ConfigError(f"{folder} has no weight {hf_name}", "in gptscale checkpoint", "name a whole model")
-        with safe_open(where[key], framework="pt") as opened:
+        with reading(folder), safe_open(where[key], framework="pt") as opened:
             found: Tensor = opened.get_tensor(key)
         return found
 
@@ -132,7 +137,8 @@ def from_dcp(folder: Path, config: Path, target: Path) -> Path:
     import torch.distributed.checkpoint as dcp
 
     shape, name = _known_shape(config)
-    known: Mapping[str, Any] = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    with reading(folder):
+        known: Mapping[str, Any] = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
 
     def tensor(key: str) -> Tensor:
         if not hasattr(known.get(key), "size"):
@@ -140,7 +146,7 @@ def from_dcp(folder: Path, config: Path, target: Path) -> Path:
                 f"{folder} has no tensor {key}", "in gptscale checkpoint", f"it has {min(known, default='none')}"
             )
         state = {key: torch.empty(known[key].size, dtype=known[key].properties.dtype)}
-        with _alone():
+        with _alone(), reading(folder):
             dcp.load(state, checkpoint_id=folder)
         return state[key]
 
@@ -174,7 +180,7 @@ def _known_shape(folder: Path) -> tuple[ModelConfig, str]:
         what = f"it is no model of transformers that this package has ({error})".splitlines()[0][:300]
         raise ConfigError(what, f"in {folder}", "name a folder with config.json") from None
     for name in (name for name, its in MODELS.items() if its == family):
-        overrides = {field: getattr(shape, field) for field in SHAPE[1:]}
+        overrides = {field: getattr(shape, field) for field in SHAPE}
         try:
             known = RunConfig(model=name, **overrides).gpt()
         except ConfigError:
@@ -208,7 +214,7 @@ def _write(target: Path, step: int, shape: ModelConfig, name: str, read: Any, or
     draft = Draft(target / f"step-{step}", target / temporary_name(f"step-{step}"), {}, 0, {})
     work = {
         "model": name,
-        **{field: getattr(shape, field) for field in SHAPE[1:]},
+        **{field: getattr(shape, field) for field in SHAPE},
         "optimizer": "adamw",
         "imported_from": origin,
     }

@@ -12,7 +12,7 @@ from gptscale.common.settings.batch_plan import BatchPlan
 from gptscale.common.settings.learning_rate import learning_rate
 from gptscale.common.settings.mesh import AXES, Mesh
 from gptscale.common.settings.optimizers import OPTIMIZERS
-from gptscale.common.settings.run_config import NOT_WORK, RunConfig
+from gptscale.common.settings.run_config import NOT_WORK, SHAPE, RunConfig
 from gptscale.common.settings.shape import ModelConfig
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def workload(run: Run, data_fingerprint: str) -> dict[str, Any]:
     Everything else is a matter of the strategy.
     """
     c, gpt = run.config, run.gpt
-    of_model = {name: getattr(gpt, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size", "activation")}
+    of_model = {name: getattr(gpt, name) for name in SHAPE}
     work = _options_of_work(vars(c)) | of_model
     return work | {
         "seq_len": run.seq_len,

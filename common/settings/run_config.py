@@ -32,8 +32,9 @@ KEPT = (
 ).split()
 # Any other option makes the work of two runs unequal. A tokenizer shows in the tokens, which have a fingerprint.
 NOT_WORK = frozenset({*SPLIT, *KEPT, "device", "dist_timeout_s", "tokenizer"})
-# Options that a continued run may not change.
-FIXED = "n_layer n_head n_embd vocab_size activation optimizer seed seq_len global_batch_size".split()
+# The model's shape beside its preset, and the options that a continued run may not change.
+SHAPE = "n_layer n_head n_embd vocab_size activation".split()
+FIXED = [*SHAPE, "optimizer", "seed", "seq_len", "global_batch_size"]
 
 # A shorter run has no verdict.
 VERDICT_STEPS_MIN = 20
@@ -96,7 +97,7 @@ class RunConfig:
     lr_schedule: Literal["cosine", "constant", "wsd"] = "cosine"
     """Shape after warm-up: cosine | constant | wsd (constant, then a straight line down)."""
     decay_from: int | None = None
-    """Step at which wsd begins to fall, such as that of a checkpoint to branch from; default nine tenths of the steps."""
+    """Step at which wsd begins to fall, such as that of a checkpoint. By default nine tenths of the steps."""
     warmup_steps: int = 0
     """Steps of linear warm-up of the learning rate."""
     min_lr_ratio: float = 0.1

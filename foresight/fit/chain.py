@@ -36,7 +36,7 @@ class Walk:
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """Check what a block gives."""
         if not isinstance(output, Tensor) or output.shape != self.seen[0].shape:
-            raise NoChainError("its blocks do not give what they take")
+            raise NoChainError("a block gives another shape than it takes")
         self.seen.append(output)
 
     def note(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -59,7 +59,7 @@ def chain_of(model: nn.Module, call: Callable[[], Any], block: str) -> dict[str,
         f"{name}.{weight}".strip(".") for name, m in above.items() for weight, _ in m.named_parameters(recurse=False)
     ]
     if direct:
-        raise NoChainError(f"{direct[0]} belongs to no module beside its blocks")
+        raise NoChainError(f"{direct[0]} is in no module that stands before or behind its blocks")
     children = {
         f"{name}.{child}".strip("."): m
         for name, up in above.items()
@@ -85,7 +85,7 @@ def chain_of(model: nn.Module, call: Callable[[], Any], block: str) -> dict[str,
         raise NoChainError(f"{min(odd)} is used before and behind its blocks, or without being called")
     for name in before:
         if getattr(walk.outputs[name], "shape", ())[-1:] != walk.seen[0].shape[-1:]:
-            raise NoChainError(f"{name} does not give what its blocks take")
+            raise NoChainError(f"{name} gives another shape than its blocks take")
     return {
         "blocks": path,
         "before": before,

@@ -25,7 +25,7 @@ from gptscale.common.settings.families import MODELS
 from gptscale.foresight.fit.splits import STYLES
 
 LIMIT_S, SOURCE_MOST = 300, 2**20
-# Of what `moved` moves here. A program has its own.
+# Where `moved` moves to in this process. A program has a device of its own.
 DEVICE = "cpu"
 SMOOTH = "from gptscale.foresight.fit.twin import Smooth, two_blocks\n\nSmooth().__enter__()\n"
 # How many samples are tried, and the words that call a model with its batch.

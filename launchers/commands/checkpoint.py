@@ -26,7 +26,7 @@ class CheckpointOptions:
     source: tyro.conf.Positional[Path]
     """The folder of a run (its newest checkpoint), of a step-N, or to import."""
     out: Path
-    """New folder to write; for import it gets a step-N."""
+    """New folder to write. For import it gets a step-N."""
     format: Literal["hf", "dcp"] = "hf"
     """hf: transformers' config.json and safetensors, weights alone | dcp: torch.distributed.checkpoint, with optimizer state."""
     config: Path | None = None

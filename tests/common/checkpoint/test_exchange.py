@@ -7,13 +7,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
-from gptscale.common.checkpoint.exchange import MOMENTS, SHAPE
+from gptscale.common.checkpoint.exchange import MOMENTS
 from gptscale.common.checkpoint.folders import temporary_name
 from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.checkpoint.writer import Draft, write
 from gptscale.common.model.hf_weights import to_hf
 from gptscale.common.settings.families import model_class
-from gptscale.common.settings.run_config import RunConfig
+from gptscale.common.settings.run_config import SHAPE, RunConfig
 from gptscale.common.state import Shard
 from gptscale.launchers.cli import main
 
@@ -34,7 +34,7 @@ def saved(request, tmp_path):
     shards = [(f"model/{name}", p) for name, p in model.named_parameters()]
     for kind in MOMENTS:
         shards += [(f"adamw.{kind}/{name}", p * p.sign()) for name, p in model.named_parameters()]
-    work = {"model": request.param, **{name: getattr(shape, name) for name in SHAPE[1:]}, "optimizer": "adamw"}
+    work = {"model": request.param, **{name: getattr(shape, name) for name in SHAPE}, "optimizer": "adamw"}
     draft = Draft(tmp_path / "checkpoints" / "step-3", tmp_path / "checkpoints" / temporary_name("step-3"), {}, 0, {})
     facts = {"step": 3, "counters": {"optimizer_steps": 3.0}, "recipe": "fsdp", "world_size": 4, "workload": work}
     tensors = (Shard(name, t.detach(), tuple(t.shape), (0,) * t.dim()) for name, t in shards)
@@ -110,8 +110,17 @@ def test_what_cannot_be_read_is_refused_and_nothing_is_written(saved, capsys):
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(config | change))
     (folder / "hf" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {}}))
+    (folder / "empty").mkdir()
+    (folder / "empty" / "config.json").write_text(json.dumps(config))
+    lenet = Draft(folder / "step-1", folder / temporary_name("step-1"), {}, 0, {})
+    facts = {"step": 1, "counters": {}, "workload": {"model": "lenet"}}
+    write(lenet, [Shard("model/fc", torch.ones(2), (2,), (0,))], facts, keep=2, gather=lambda value: [value])
+    of_dcp = ["--format", "dcp", "--config", folder / "empty", "--trust"]
     capsys.readouterr()
     for words, message in (
+        (["export", folder / "step-1"], "its model is no preset of gptscale run"),
+        (["import", folder / "empty"], "the checkpoint cannot be read"),
+        (["import", folder / "empty", *of_dcp], "the checkpoint cannot be read"),
         (["export", "nowhere"], "there is no folder nowhere"),
         (["export", folder / "hf"], "manifest.json is missing"),
         (["export", folder, "--trust"], "no DCP folder is read, in --trust"),
@@ -120,7 +129,9 @@ def test_what_cannot_be_read_is_refused_and_nothing_is_written(saved, capsys):
         (["import", folder / "hf"], "has no weight transformer.wte.weight"),
         (["import", folder / "hf", "--format", "dcp"], "the metadata of a DCP folder is a pickle"),
     ):
-        assert main(["checkpoint", *map(str, words), "--out", str(folder / "new")]) == 2
+        assert main(["checkpoint", *map(str, words), "--out", str(folder / "new")]) == (
+            5 if "cannot be read" in message else 2
+        )
         printed = capsys.readouterr().err
         assert message in printed
         assert printed.count("\n") == 1

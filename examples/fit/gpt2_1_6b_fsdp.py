@@ -48,7 +48,7 @@ def batch(size: int) -> dict[str, torch.Tensor]:
 
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
-BLOCK = "GPT2Block"
+BLOCK = ["GPT2Block"]
 FSDPConfig = argparse.Namespace
 
 
@@ -88,7 +88,7 @@ def whole(o: argparse.Namespace) -> torch.nn.Module:
     torch.manual_seed(o.seed)
     model = build().train()
     for module in model.modules() if o.check else []:
-        if isinstance(module, torch.nn.ModuleList) and len(module) and type(module[0]).__name__ == BLOCK:
+        if isinstance(module, torch.nn.ModuleList) and len(module) and type(module[0]).__name__ in BLOCK:
             del module[2:]
     return model
 
@@ -96,7 +96,7 @@ def whole(o: argparse.Namespace) -> torch.nn.Module:
 def split(model: torch.nn.Module, o: argparse.Namespace) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Cut a model over the devices, and make its optimizer: matrices decay, norms and biases do not."""
     dtype = torch.bfloat16 if o.precision == "bf16" else torch.float32
-    block_class = next(type(m) for m in model.modules() if type(m).__name__ == BLOCK)
+    block_class = next(type(m) for m in model.modules() if type(m).__name__ in BLOCK)
     mesh = init_device_mesh(DEVICE.type, (WORLD,))
     config = FSDPConfig(reshard_after_forward=True, prefetch=1, cpu_offload=False)
     shard(model, block_class, config, mesh, dtype)

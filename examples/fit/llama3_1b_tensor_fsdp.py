@@ -62,7 +62,7 @@ def batch(size: int) -> dict[str, torch.Tensor]:
 
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
-BLOCK = "LlamaDecoderLayer"
+BLOCK = ["LlamaDecoderLayer"]
 TP = min(2, max(2, WORLD // 2))
 DATA_RANKS, DATA_RANK = WORLD // TP, RANK // TP
 PLAN = {
@@ -131,7 +131,7 @@ def whole(o: argparse.Namespace) -> torch.nn.Module:
     torch.manual_seed(o.seed)
     model = build().train()
     for module in model.modules() if o.check else []:
-        if isinstance(module, torch.nn.ModuleList) and len(module) and type(module[0]).__name__ == BLOCK:
+        if isinstance(module, torch.nn.ModuleList) and len(module) and type(module[0]).__name__ in BLOCK:
             del module[2:]
     return model
 
@@ -141,7 +141,7 @@ def split(model: torch.nn.Module, o: argparse.Namespace) -> tuple[torch.nn.Modul
     mesh = init_device_mesh(DEVICE.type, (DATA_RANKS, TP), mesh_dim_names=("data", "tensor"))
     shard(model, {name: STYLES[style] for name, style in PLAN.items()}, mesh["tensor"]).to(DEVICE)
     dtype = torch.bfloat16 if o.precision == "bf16" else torch.float32
-    shard_data(model, next(type(m) for m in model.modules() if type(m).__name__ == BLOCK), mesh["data"], dtype)
+    shard_data(model, next(type(m) for m in model.modules() if type(m).__name__ in BLOCK), mesh["data"], dtype)
     groups: list[Any] = []
     trained = [p for p in model.parameters() if p.requires_grad]
     for own in {getattr(p, "device_mesh", None) for p in trained}:

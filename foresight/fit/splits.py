@@ -53,8 +53,8 @@ DDP = {
     **WHOLE,
 }
 DTYPE = 'dtype = torch.bfloat16 if o.precision == "bf16" else torch.float32\n'
-BLOCK_CLASS = "next(type(m) for m in model.modules() if type(m).__name__ == BLOCK)"
-BLOCK_CLASSES = "{type(m) for m in model.modules() if type(m).__name__ == BLOCK}"
+BLOCK_CLASS = "next(type(m) for m in model.modules() if type(m).__name__ in BLOCK)"
+BLOCK_CLASSES = "{type(m) for m in model.modules() if type(m).__name__ in BLOCK}"
 FSDP_SPLIT = f"""\
 {DTYPE}block_class = {BLOCK_CLASS}
 mesh = init_device_mesh(DEVICE.type, {{mesh}})

@@ -71,9 +71,9 @@ INPUTS = {
 }
 SHALLOW = """\
 for module in model.modules() if o.check else []:
-    if isinstance(module, torch.nn.ModuleList) and len(module) and type(module[0]).__name__ == BLOCK:
+    if isinstance(module, torch.nn.ModuleList) and len(module) and type(module[0]).__name__ in BLOCK:
         del module[2:]"""
-EACH_BLOCK = "for block in [m for m in model.modules() if type(m).__name__ == BLOCK]:\n"
+EACH_BLOCK = "for block in [m for m in model.modules() if type(m).__name__ in BLOCK]:\n"
 TOUCH = f"{EACH_BLOCK}    block.register_forward_hook(touch)"
 RECOMPUTE = f"""\
 {EACH_BLOCK}    block.forward = partial(checkpoint, block.forward, use_reentrant=False)"""
@@ -103,7 +103,8 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
         (f"{name} = argparse.Namespace" for name in re.findall(r"\w+Config(?=\()", own["before"] + own["after"])), ""
     )
     plan = f"PLAN = {as_python(dict(subject.plan), indent=0)}" if split.tensor > 1 else ""
-    block, is_shallow = f'BLOCK = "{subject.block}"', bool(subject.block) and subject.is_shallow
+    block = f"BLOCK = {as_python([subject.block, *subject.beside])}"
+    is_shallow = bool(subject.block) and subject.is_shallow
     option = 'parser.add_argument("--check", action="store_true")'
     if split.stages > 1:
         constants = (
@@ -150,15 +151,12 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
     }
     for function in [moved] * (subject.kind == "nested") + [widen] * subject.has_scalars + [touch] * touches:
         places["definitions"] += f"\n\n{inspect.getsource(function)}"
-    if subject.beside:
-        names = ", ".join(f'"{name}"' for name in (subject.block, *subject.beside))
-        places["constants"] = places["constants"].replace(block, f"BLOCK = {names}")
     text = text.replace("    $start", textwrap.indent(start, "    "))
     text = text.replace("    $micros", textwrap.indent(own["micros"], "    "))
     for name in ("DATA_RANKS", "DATA_RANK"):
         text = text.replace(name, own[name])
     text = _filled(text, places)
-    text = re.sub(r"\n{4,}", "\n\n\n", text.replace("== BLOCK", "in BLOCK") if subject.beside else text)
+    text = re.sub(r"\n{4,}", "\n\n\n", text)
     used: dict[str, list[str]] = {}
     for line, name in IMPORTS.items():
         if re.search(name, text):

@@ -172,7 +172,7 @@ class Stage(torch.nn.Module):
         """Return what the next stage gets, or the loss, of the micro-batch of a number."""
         self.received = received
         try:
-            return loss_of(self.module, self.o, self.step, int(number))
+            return loss_of(self.module, self.o, self.step, int(number)).float()
         except Sent as sent:
             return sent.args[0]
 

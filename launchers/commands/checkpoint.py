@@ -61,8 +61,12 @@ def main(argv: Sequence[str]) -> int:
     try:
         part.mkdir(parents=True)
         if options.action == "export":
-            steps = step_folders(options.source / "checkpoints") or [options.source]
-            reader = Reader(steps[0]).verify()
+            steps = step_folders(options.source / "checkpoints")
+            if not steps and (options.source / "run.json").exists():
+                raise ConfigError(
+                    "the run has saved no checkpoint", f"in {options.source}", "train it with --save-last"
+                )
+            reader = Reader((steps or [options.source])[0]).verify()
             (exchange.to_transformers if options.format == "hf" else exchange.to_dcp)(reader, part)
             said = f"step {reader.step} of {reader.path}"
         elif options.format == "hf":

@@ -115,10 +115,13 @@ def test_what_cannot_be_read_is_refused_and_nothing_is_written(saved, capsys):
     lenet = Draft(folder / "step-1", folder / temporary_name("step-1"), {}, 0, {})
     facts = {"step": 1, "counters": {}, "workload": {"model": "lenet"}}
     write(lenet, [Shard("model/fc", torch.ones(2), (2,), (0,))], facts, keep=2, gather=lambda value: [value])
+    (folder / "unsaved").mkdir()
+    (folder / "unsaved" / "run.json").write_text("{}")
     of_dcp = ["--format", "dcp", "--config", folder / "empty", "--trust"]
     capsys.readouterr()
     for words, message in (
         (["export", folder / "step-1"], "its model is no preset of gptscale run"),
+        (["export", folder / "unsaved"], "the run has saved no checkpoint"),
         (["import", folder / "empty"], "the checkpoint cannot be read"),
         (["import", folder / "empty", *of_dcp], "the checkpoint cannot be read"),
         (["export", "nowhere"], "there is no folder nowhere"),

@@ -163,18 +163,26 @@ def test_a_checkpoint_moves_to_another_world(folder, exact, name, worlds):
 
 @pytest.mark.world
 @pytest.mark.parametrize(
-    ("split", "gpus", "names"), [("single", 1, ["build"]), ("ddp", 2, ["build"]), ("fsdp", 2, ["Mixed", *MIXED])]
+    ("split", "gpus", "names"),
+    [
+        ("single", 1, ["build"]),
+        ("ddp", 2, ["build"]),
+        ("fsdp", 2, ["Mixed", *MIXED]),
+        # Its loss is of bf16, as its weights are.
+        ("pipeline 2 x fsdp", 4, ["exact"]),
+    ],
 )
 def test_the_command_writes_what_it_recommends(folder, monkeypatch, capsys, split, gpus, names):
     monkeypatch.chdir(folder)
     model, *others = (f"{'own_model.py:' * (name[:2] != '--')}{name}" for name in names)
-    words = ["fit", model, *others, "--gpus", str(gpus), "--splits", split, "--write", f"best_{split}.py"]
+    file = f"best_{split.replace(' ', '_')}.py"
+    words = ["fit", model, *others, "--gpus", str(gpus), "--splits", split, "--write", file]
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert f"1  {split}" in printed
-    assert len(run(folder / f"best_{split}.py", gpus, "--global-batch-size", "4", "--micro-batch-size", "2")) == 4
+    assert len(run(folder / file, gpus, "--global-batch-size", "8", "--micro-batch-size", "2")) == 4
     assert main(words) == 2
-    assert f"best_{split}.py is there already" in capsys.readouterr().err
+    assert f"{file} is there already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -180,17 +181,12 @@ def _known_shape(folder: Path) -> tuple[ModelConfig, str]:
         what = f"it is no model of transformers that this package has ({error})".splitlines()[0][:300]
         raise ConfigError(what, f"in {folder}", "name a folder with config.json") from None
     for name in (name for name, its in MODELS.items() if its == family):
-        overrides = {field: getattr(shape, field) for field in SHAPE}
         try:
-            known = RunConfig(model=name, **overrides).gpt()
+            known = RunConfig(model=name, **{field: getattr(shape, field) for field in SHAPE}).gpt()
         except ConfigError:
             # Its other sizes do not go with these.
             continue
-        if all(
-            vars(known)[key] == value
-            for key, value in vars(shape).items()
-            if key not in ("lr", "dropout", "block_size")
-        ):
+        if replace(known, lr=shape.lr, dropout=shape.dropout, block_size=shape.block_size) == shape:
             return known, name
     raise ConfigError("no preset has its shape", f"in {folder}", "add a row to the presets of its family")
 
@@ -212,12 +208,8 @@ def _write(target: Path, step: int, shape: ModelConfig, name: str, read: Any, or
                 yield shard_of(own_name, full)
 
     draft = Draft(target / f"step-{step}", target / temporary_name(f"step-{step}"), {}, 0, {})
-    work = {
-        "model": name,
-        **{field: getattr(shape, field) for field in SHAPE},
-        "optimizer": "adamw",
-        "imported_from": origin,
-    }
+    work = {"model": name, "optimizer": "adamw", "imported_from": origin}
+    work |= {field: getattr(shape, field) for field in SHAPE}
     counters = {"optimizer_steps": float(step), "loss_scale": 1.0, "loss_scale_good_steps": 0.0}
     facts = {"step": step, "counters": counters, "recipe": "import", "world_size": 1, "workload": work}
     return write(draft, shards(), facts, keep=10**9, gather=lambda value: [value])

@@ -79,7 +79,5 @@ def main(argv: Sequence[str]) -> int:
         part.rename(options.out)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    print(
-        f"{options.out}: {said}" + (f"; go on with --resume {options.out}/{said}" if options.action == "import" else "")
-    )
+    print(f"{options.out}: {said}" + f"; go on with --resume {options.out}/{said}" * (options.action == "import"))
     return 0

@@ -51,6 +51,8 @@ def to_transformers(reader: Reader, folder: Path) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(theirs.hf_config(shape, shape.vocab_size))
     model.config.architectures = [type(model).__name__]
+    # With this mark, which transformers 4 leaves there, `from_pretrained` would take eager attention and round otherwise.
+    vars(model.config).pop("_attn_implementation_autoset", None)
     model.config.save_pretrained(folder)
     files: dict[str, str] = {}
     weights = (

@@ -64,7 +64,7 @@ def stage_of(run: Run, config: RecipeConfig) -> tuple[bool, bool, int]:
 
 def _cut(weights: Iterable[Weight], tp_size: int, config: RecipeConfig) -> Shapes:
     cut = {}
-    for name, shape, _, kind in weights:
+    for name, shape, _, kind, _ in weights:
         dim = None if kind == config.keeps_whole else CUT_DIMS[kind]
         cut[name] = shape if dim is None else tuple(n // tp_size if i == dim else n for i, n in enumerate(shape))
     return cut

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 from gptscale.common.optim.compact_adamw import CompactAdamW
+from gptscale.common.optim.fused import decay_groups
 from gptscale.common.settings.run_config import RunConfig
 
 
-def fused(groups: list[dict[str, Any]], config: RunConfig) -> torch.optim.Optimizer:
+def fused(parameters: dict[str, nn.Parameter], config: RunConfig) -> torch.optim.Optimizer:
     """Return an optimizer that divides by `grad_scale` as it reads gradients, and changes nothing if `found_inf` is set."""
-    betas = (config.beta1, config.beta2)
+    groups, betas = decay_groups(parameters.values(), config.weight_decay), (config.beta1, config.beta2)
     if config.optimizer_state == "fp32":
         return torch.optim.AdamW(groups, lr=config.peak_lr, betas=betas, fused=True)
     return CompactAdamW(groups, lr=config.peak_lr, betas=betas, form=config.optimizer_state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -102,7 +102,8 @@ class CompactAdamW(torch.optim.Optimizer):
                 if packed < weight.numel():
                     rest = (state[f"{key}.rest"] for key in self.codes)
                     rests.append((weight[packed:], grad[packed:], *rest))
-            self._step_rests(group, rests)
+            if rests:
+                step_fp32(self, group, zip(*rests, strict=True), [self.steps] * len(rests))
 
     def _rates(self, group: dict[str, Any]) -> Rates:
         lr, (beta1, beta2) = group["lr"], group["betas"]
@@ -117,30 +118,6 @@ class CompactAdamW(torch.optim.Optimizer):
         )
         scale, skip = self.grad_scale, self.found_inf > 0
         return Rates(decay, keep, new, keep_sq, new_sq, step_size.float(), root.float(), eps, scale, skip)
-
-    def _step_rests(self, group: dict[str, Any], rests: list[tuple[Tensor, ...]]) -> None:
-        """Update everything that has fp32 moments, by the kernel of torch for many tensors."""
-        if not rests:
-            return
-        weights, grads, means, squares = (list(tensors) for tensors in zip(*rests, strict=True))
-        beta1, beta2 = group["betas"]
-        torch._fused_adamw_(
-            weights,
-            grads,
-            means,
-            squares,
-            [],
-            [self.steps] * len(weights),
-            lr=group["lr"],
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            amsgrad=False,
-            maximize=False,
-            grad_scale=self.grad_scale,
-            found_inf=self.found_inf,
-        )
 
     def _split(self, blocks: Tensor) -> tuple[Tensor, ...]:
         """Split `blocks`, a block in each row, into slices that differ by at most one row.
@@ -183,6 +160,29 @@ class CompactAdamW(torch.optim.Optimizer):
             for old, new in zip(stored, _pack(rows, self.codes[key]), strict=True):
                 old.copy_(new)
         self.state[p][f"{key}.rest"].copy_(flat[packed:])
+
+
+def step_fp32(optimizer: Any, group: dict[str, Any], tensors: Iterable[Iterable[Tensor]], steps: list[Tensor]) -> None:
+    """Update what has fp32 moments by torch's kernel for many tensors: weights, gradients and both moments, each a list."""
+    weights, grads, means, squares = map(list, tensors)
+    beta1, beta2 = group["betas"]
+    torch._fused_adamw_(
+        weights,
+        grads,
+        means,
+        squares,
+        [],
+        steps,
+        lr=group["lr"],
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=False,
+        grad_scale=optimizer.grad_scale,
+        found_inf=optimizer.found_inf,
+    )
 
 
 def update_slice(

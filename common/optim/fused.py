@@ -52,10 +52,9 @@ class FusedOptimizer(Stepper):
         # only many steps later.
         self.poisoned = torch.tensor(False, device=self.device)
         self.waits_s: list[float] = []
-        groups = decay_groups(parameters.values(), config.weight_decay)
         self.name, row = config.optimizer, OPTIMIZERS[config.optimizer]
-        self.state_keys = row.state_keys
-        self.torch: torch.optim.Optimizer = import_module(row.module).fused(groups, config)
+        self.state_keys = (*row.state_keys, *row.matrix_keys)
+        self.torch: torch.optim.Optimizer = import_module(row.module).fused(parameters, config)
         if not self.torch.state:
             create_state(self.torch, parameters.values(), self.state_keys)
         self.meter = StepMeter(self.torch)
@@ -116,7 +115,7 @@ class FusedOptimizer(Stepper):
         for name, p in self.parameters.items():
             yield shard_of(f"model/{name}", p)
         for name, p in self.parameters.items():
-            for key in self.state_keys:
+            for key in (key for key in self.state_keys if key in self.torch.state[p]):
                 box = f"{self.name}.{key}/{name}"
                 if isinstance(self.torch, CompactAdamW):
                     moment = self.torch.moment(p, key)

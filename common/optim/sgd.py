@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from gptscale.common.optim.fused import decay_groups
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.state import local
 
 
-def fused(groups: list[dict[str, Any]], config: RunConfig) -> torch.optim.Optimizer:
+def fused(parameters: dict[str, nn.Parameter], config: RunConfig) -> torch.optim.Optimizer:
     """Return an optimizer that divides gradients by `grad_scale`, and changes nothing if `found_inf` is set."""
-    return PlainSGD(groups, {"lr": config.peak_lr})
+    return PlainSGD(decay_groups(parameters.values(), config.weight_decay), {"lr": config.peak_lr})
 
 
 def of_torch(config: RunConfig) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:

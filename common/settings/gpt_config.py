@@ -44,7 +44,7 @@ class GPTConfig(ModelConfig):
             [
                 Weight("ln_1.weight", (h,), "ln_1.weight"),
                 Weight("ln_1.bias", (h,), "ln_1.bias"),
-                Weight("attn.qkv.weight", (3 * h, h), "attn.c_attn.weight", "rows"),
+                Weight("attn.qkv.weight", (3 * h, h), "attn.c_attn.weight", "rows", (self.n_head, 3, self.head_dim)),
                 Weight("attn.qkv.bias", (3 * h,), "attn.c_attn.bias", "rows"),
                 Weight("attn.proj.weight", (h, h), "attn.c_proj.weight", "columns"),
                 Weight("attn.proj.bias", (h,), "attn.c_proj.bias"),

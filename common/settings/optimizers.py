@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-OptimizerName = Literal["adamw", "sgd"]
+OptimizerName = Literal["adamw", "sgd", "muon"]
 
 
 class OptimizerRow(NamedTuple):
@@ -14,6 +14,7 @@ class OptimizerRow(NamedTuple):
     state_keys: the tensors that torch keeps for each parameter; in a checkpoint they are `NAME.KEY/PARAMETER`.
     state_bytes: of those per parameter, by the precisions that --optimizer-state may have.
     options: fields of RunConfig that some optimizers do not read, with commas between. why: they do not, for the error.
+    matrix_keys: state_keys of the matrices in blocks, where they have others, in fp32.
     """
 
     module: str
@@ -22,6 +23,12 @@ class OptimizerRow(NamedTuple):
     state_bytes: Mapping[str, float] = {"fp32": 0.0}
     options: str = ""
     why: str = ""
+    matrix_keys: tuple[str, ...] = ()
+
+    def state_of(self, others: int, matrices: int, form: str = "fp32") -> float:
+        """Return the bytes of state of so many elements outside the matrices of blocks, and in them."""
+        of_matrix = 4.0 * len(self.matrix_keys) or self.state_bytes[form]
+        return self.state_bytes[form] * others + of_matrix * matrices
 
 
 OPTIMIZERS: dict[OptimizerName, OptimizerRow] = {
@@ -35,5 +42,14 @@ OPTIMIZERS: dict[OptimizerName, OptimizerRow] = {
         "{optimizer} keeps no means of gradients",
     ),
     "sgd": OptimizerRow("gptscale.common.optim.sgd", "SGD"),
+    "muon": OptimizerRow(
+        "gptscale.common.optim.muon",
+        "Muon",
+        ("exp_avg", "exp_avg_sq"),
+        {"fp32": 8.0},
+        "beta1,beta2,muon_momentum",
+        "{optimizer} orthogonalises no momentum",
+        ("momentum",),
+    ),
 }
 ADAMW_STATE = OPTIMIZERS["adamw"].state_keys

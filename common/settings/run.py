@@ -55,8 +55,8 @@ class Run:
     @property
     def state_bytes(self) -> float:
         """Return the bytes of weights and gradients, 4 per parameter each, and of the optimizer's state, before any split."""
-        state = OPTIMIZERS[self.config.optimizer].state_bytes[self.config.optimizer_state]
-        return (8 + state) * self.gpt.n_params
+        n, matrices, row = self.gpt.n_params, self.gpt.n_matrix_params, OPTIMIZERS[self.config.optimizer]
+        return 8 * n + row.state_of(n - matrices, matrices, self.config.optimizer_state)
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of 0-based `step`."""

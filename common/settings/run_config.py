@@ -89,7 +89,7 @@ class RunConfig:
     """fp32 | bf16 (autocast, fp32 weights and optimizer state) | fp16 (with a loss scaler, GPU only) | fp8 (bf16, and the
     blocks' matrix products in float8; GPUs from compute capability 8.9, on a CPU emulated)."""
     optimizer: OptimizerName = "adamw"
-    """adamw, or plain sgd (no momentum) for parity of weights."""
+    """adamw | muon (blocks' matrices by their orthogonalised momentum) | sgd (no momentum), for parity of weights."""
     optimizer_state: OptimizerState = "fp32"
     """AdamW's moments: fp32 | bf16 | 8bit, 8, 4 or 2.03 bytes per parameter (docs/measurements/optimizer_state.md)."""
     lr: float | None = None
@@ -108,6 +108,8 @@ class RunConfig:
     """AdamW's decay of the mean gradient."""
     beta2: float = 0.95
     """AdamW's decay of the mean squared gradient."""
+    muon_momentum: float = 0.95
+    """Muon's decay of the mean gradient of a matrix, in Nesterov's form."""
     clip_grad_norm: float = 1.0
     """Largest global gradient norm; 0 switches clipping off."""
 
@@ -206,7 +208,7 @@ class RunConfig:
         if self.optimizer_state not in OPTIMIZERS[self.optimizer].state_bytes:
             others = [name for name, row in OPTIMIZERS.items() if self.optimizer_state in row.state_bytes]
             raise ConfigError(
-                f"{self.optimizer} has no state to keep in {self.optimizer_state}",
+                f"{self.optimizer} has no state in {self.optimizer_state}",
                 "in --optimizer-state",
                 f"leave it out, or use --optimizer {' or '.join(others)}",
             )
@@ -226,7 +228,7 @@ class RunConfig:
         }  # fmt: skip
         reals = {
             "lr": (0.0, 100.0), "weight_decay": (0.0, 100.0), "beta1": (0.0, 1.0), "beta2": (0.0, 1.0),
-            "min_lr_ratio": (0.0, 1.0), "clip_grad_norm": (0.0, 1e9), "dropout": (0.0, 0.999),
+            "muon_momentum": (0.0, 1.0), "min_lr_ratio": (0.0, 1.0), "clip_grad_norm": (0.0, 1e9), "dropout": (0.0, 0.999),
             "dist_timeout_s": (1.0, 86400.0),
         }  # fmt: skip
         check_ranges(self, integers | reals)

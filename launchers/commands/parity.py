@@ -65,7 +65,7 @@ class ParityOptions:
 
     def __post_init__(self) -> None:
         check_range(self.nproc, 1, 64, "nproc")
-        parse_names(self.optimizers, OPTIMIZERS, "optimizer", "--optimizers", "use adamw, sgd or adamw,sgd")
+        parse_names(self.optimizers, OPTIMIZERS, "optimizer", "--optimizers")
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def make_case(
         n_layer=options.n_layer or enough_layers(names, options),
         global_batch_size=4 * options.nproc,
         optimizer=optimizer,  # type: ignore[arg-type]
-        lr=None if optimizer == "adamw" else 0.1,
+        lr=0.1 if optimizer == "sgd" else None,
         clip_grad_norm=1.0,
         warmup_steps=2,
         save_last=True,

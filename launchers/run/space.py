@@ -13,8 +13,6 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.common.settings.run import Run
 
-# Bytes of a weight, or of a part of the optimizer's state. A checkpoint holds fp32 whatever the run keeps it in.
-FP32_BYTES = 4
 
 
 def check_space(run: Run, folder: Path) -> None:
@@ -23,13 +21,14 @@ def check_space(run: Run, folder: Path) -> None:
     saves = config.steps // config.save_every if config.save_every else 0
     if config.save_last or (config.save_every and config.steps % config.save_every):
         saves += 1
-    per_parameter = FP32_BYTES * (1 + len(OPTIMIZERS[config.optimizer].state_keys))
+    n, matrices = run.gpt.n_params_in_memory, run.gpt.n_matrix_params
     log_bytes = OTHER_BYTES + config.steps * (ROW_BYTES + EVENT_BYTES * config.tensorboard)
     check_free(
         folder,
         saves=saves,
         keep=config.keep_checkpoints,
-        checkpoint_bytes=per_parameter * run.gpt.n_params_in_memory,
+        # It holds fp32 whatever the run keeps its state in.
+        checkpoint_bytes=round(4 * n + OPTIMIZERS[config.optimizer].state_of(n - matrices, matrices)),
         log_bytes=log_bytes,
     )
 

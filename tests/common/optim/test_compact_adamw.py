@@ -293,6 +293,6 @@ def test_compiled_it_is_one_graph_for_all_sizes_and_equal(monkeypatch):
 
 
 def test_sgd_has_no_moments():
-    with pytest.raises(ConfigError, match="sgd has no state to keep in 8bit"):
+    with pytest.raises(ConfigError, match="sgd has no state in 8bit"):
         RunConfig(optimizer="sgd", optimizer_state="8bit")
     assert dataclasses.replace(RunConfig(), optimizer="sgd").optimizer_state == "fp32"

@@ -70,16 +70,19 @@ def hides_loss_scale(row: Recipe) -> bool:
 
 
 FP8_INSTEAD = f"use bf16, or fp8 with {names_with(lambda row: row.fp8)}"
+OWN_OPTIMIZER = f"use {names_with(lambda row: not row.library_optimizer)}"
 UNSUPPORTED = (
     Pair(hides_loss_scale, "precision", ("fp16",),
          "these libraries keep their loss scale to themselves, it could be neither saved nor compared",
          "use bf16, or fp16 with ddp, fsdp or zero1 to zero3"),
     Pair(lambda row: row.library_optimizer, "optimizer_state", ("bf16", "8bit"),
          "the optimizer is the library's own, or one that it takes apart, with fp32 state",
-         f"use {names_with(lambda row: not row.library_optimizer)}"),
-    Pair(lambda row: row.library_optimizer, "optimizer", ("muon",),
-         "the library steps with an optimizer of torch's, or one of its own that computes something else",
-         f"use {names_with(lambda row: not row.library_optimizer)}"),
+         OWN_OPTIMIZER),
+    Pair(is_deepspeed, "optimizer", ("muon",),
+         "DeepSpeed's own Muon orthogonalises before it clips, scales otherwise, and takes query, key and value as one matrix",
+         OWN_OPTIMIZER),
+    Pair(lambda row: row.library_optimizer and not is_deepspeed(row), "optimizer", ("muon",),
+         "the library cuts or wraps an optimizer of torch's, and a cut matrix cannot be orthogonalised", OWN_OPTIMIZER),
     Pair(is_deepspeed, "precision", ("fp8",), "DeepSpeed makes and keeps its own copy of the weights, in fp32, bf16 or fp16",
          FP8_INSTEAD),
     Pair(cuts_matrices, "precision", ("fp8",),

@@ -1,7 +1,7 @@
 """Muon: the matrices of blocks step along their orthogonalised momentum, everything else is AdamW's.
 
-Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks" (kellerjordan.github.io/posts/muon), with the scale of
-Liu et al. 2025, "Muon is Scalable for LLM Training" (arXiv 2502.16982). The matrix for query, key and value is three matrices here.
+Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks" (kellerjordan.github.io/posts/muon), with the scale
+of Liu et al. 2025, "Muon is Scalable for LLM Training" (arXiv 2502.16982). GPT-2's matrix for query, key and value is three here.
 
 A matrix is orthogonalised as a whole. Of one that is cut over ranks, each rank sends its part of the momentum to the owner of the
 matrix, who sends back parts of the result: (d-1)/d x 2 x bN/d bytes from each of d ranks for N elements, and each computes 1/d.
@@ -24,16 +24,15 @@ from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.state import is_dtensor, local, shard_of
 
-# Of x, x x' x and x x' x x' x in an iteration. They were tuned for the largest slope at 0 (Jordan et al.), so that singular values
-# end between 0.7 and 1.2 and not at 1.
+# Factors of x, x x' x and x x' x x' x, tuned by Jordan et al. for the largest slope at 0. Singular values end near 1, not at 1.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
 # Keeps a momentum of zeros at zero.
 SMALLEST_NORM = 1e-7
-# Of the iterations, and of what is sent for them. Rounding to bf16 before sending changes no bit, because one process rounds too.
+# The iterations compute in these types. Rounding before sending changes no bit, because one process rounds too.
 DTYPES = {"cuda": torch.bfloat16, "cpu": torch.float32}
-# An orthogonal (rows, columns) has entries of root mean square 1 / sqrt(max(rows, columns)). AdamW's updates have about 0.2, which
-# this makes of them, so that rate and decay of AdamW serve both (Liu et al., section 2.2).
+# An orthogonal (rows, columns) has entries of root mean square 1 / sqrt(max(rows, columns)). AdamW's updates have about 0.2. This
+# makes the same of them, so that rate and decay of AdamW serve both (Liu et al., section 2.2).
 RMS = 0.2
 
 Box = tuple[slice, ...]

@@ -154,12 +154,17 @@ def _in_flight(run: Run, config: Any) -> tuple[float, float]:
     return flying, boundaries * m * 4.0 * run.batch.micro_batch_size * run.seq_len * run.gpt.n_embd / run.tp_size
 
 
-def moments(run: Run, numels: Iterable[int]) -> int:
-    """Return the bytes of the optimizer's state of tensors of so many elements, as common/optim keeps it."""
-    sizes, form, kept = list(numels), run.config.optimizer_state, len(OPTIMIZERS[run.config.optimizer].state_keys)
+def moments(run: Run, config: RecipeConfig, numels: Iterable[int]) -> int:
+    """Return the bytes of the optimizer's state of tensors of so many elements, in the model's order, as common/optim has it."""
+    sizes, form, row = list(numels), run.config.optimizer_state, OPTIMIZERS[run.config.optimizer]
+    keys = [row.state_keys] * len(sizes)
+    if row.matrix_keys:
+        before, blocks, _ = held_shapes(run, config)
+        own = [row.matrix_keys if len(shape) > 1 else row.state_keys for part in blocks for shape in part.values()]
+        keys[len(before) : len(before) + len(own)] = own
     if form == "fp32":
         # Each has a count of steps.
-        return sum(4 * kept * n + 4 for n in sizes) if kept else 0
+        return sum(4 * len(kept) * n + 4 for kept, n in zip(keys, sizes, strict=True) if kept)
     packed = [n - n % BLOCK if n >= SMALL else 0 for n in sizes]
     each = {"bf16": 2 * BLOCK, "8bit": BLOCK + 4}[form]
     blocks = sum(2 * each * (n // BLOCK) for n in packed)
@@ -176,7 +181,7 @@ def _whole(run: Run, config: RecipeConfig) -> Held:
     cast = 0 if c == 4 or in_c else c * (n - _root(run, config))
     # One autocast lasts for all micro-batches of stages, whose gradients wait in the casts' type.
     gradients, width = max(4 * n, stays + sums) + (cast if run.pp_size > 1 else 0), c if in_c else 4
-    return Held(4 * n, gradients, moments(run, numels), stays + sums, casts=cast, stream=width, norm=width)
+    return Held(4 * n, gradients, moments(run, config, numels), stays + sums, casts=cast, stream=width, norm=width)
 
 
 def _root(run: Run, config: RecipeConfig) -> int:
@@ -194,7 +199,7 @@ def _rows(run: Run, config: RecipeConfig) -> Held:
         rows, row = -(-shape[0] // shards), math.prod(shape[1:])
         padded += rows * row
         own.append(max(0, min(rows, shape[0] - shard * rows)) * row)
-    n, state = numel(all_shapes(run, config)), moments(run, own)
+    n, state = numel(all_shapes(run, config)), moments(run, config, own)
     block = (n - root) // n_blocks
     at_once = n_blocks if not getattr(config, "reshard_after_forward", True) else min(2, n_blocks)
     # beside blocks that are gathered, one whose gradients are reduced in fp32
@@ -238,7 +243,7 @@ def _flat(run: Run, config: Any) -> Held:
     groups = [numel(s for s in shapes if (len(s) > 1) == matrices) for matrices in (True, False)]
     flat = [-(-n // unit) * unit for n in groups]
     own = [n // dp_size for n in flat]
-    optimizer = 4 * sum(own) + moments(run, own)
+    optimizer = 4 * sum(own) + moments(run, config, own)
     gradients = earlier = 4.0 * sum(own)
     if config.stage == 1 and c != 4:
         # It sums all gradients in fp32, in a vector that stays.
@@ -276,7 +281,7 @@ def _owners(run: Run, config: RecipeConfig) -> Held:
     own = owned[place.dp_rank]
     # Those of micro-batches that are not sent yet are all there.
     earlier = whole.parameters if run.batch.grad_accum_steps > 1 else 4.0 * sum(own)
-    return replace(whole, optimizer=moments(run, own), gradients=earlier, earlier=earlier)
+    return replace(whole, optimizer=moments(run, config, own), gradients=earlier, earlier=earlier)
 
 
 def _plugin(run: Run, config: RecipeConfig) -> Held:

@@ -14,7 +14,6 @@ from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.common.settings.run import Run
 
 
-
 def check_space(run: Run, folder: Path) -> None:
     """Raise StorageError if the checkpoints and logs of a run cannot fit on the disk of its `folder`."""
     config = run.config

@@ -17,7 +17,8 @@ from gptscale.common.process.progress import progress
 
 # Python's ways to begin a collective, and those of DTensor.
 COLLECTIVES = (
-    "all_reduce all_gather_into_tensor reduce_scatter_tensor all_gather reduce_scatter broadcast reduce all_to_all"
+    "all_reduce all_gather_into_tensor reduce_scatter_tensor all_gather reduce_scatter broadcast reduce all_to_all "
+    "all_to_all_single"
 )
 FUNCTIONAL = "all_reduce all_gather_tensor reduce_scatter_tensor all_to_all_single broadcast"
 MESSAGE = "send"

@@ -140,9 +140,8 @@ def _kept_per_token(run: Run, held: Held, mode: str, cuts_sequence: bool) -> flo
 
 def _in_flight(run: Run, config: Any) -> tuple[float, float]:
     """Return the micro-batches whose activations a stage keeps at once, and the bytes of its buffers for other stages."""
-    place, m = place_of(run), run.batch.grad_accum_steps
+    (*_, p, i), m = place_of(run), run.batch.grad_accum_steps
     per_rank = stages_per_rank(config) if hasattr(config, "stages_per_rank") else config.chunks
-    p, i = place.pp_size, place.pp_rank
     if config.schedule in ("GPipe", "LoopedBFS"):
         flying = float(m)
     elif per_rank == 1:
@@ -167,8 +166,7 @@ def moments(run: Run, config: RecipeConfig, numels: Iterable[int]) -> int:
         return sum(4 * len(kept) * n + 4 for kept, n in zip(keys, sizes, strict=True) if kept)
     packed = [n - n % BLOCK if n >= SMALL else 0 for n in sizes]
     each = {"bf16": 2 * BLOCK, "8bit": BLOCK + 4}[form]
-    blocks = sum(2 * each * (n // BLOCK) for n in packed)
-    return 4 + blocks + sum(8 * (n - p) for n, p in zip(sizes, packed, strict=True))
+    return 4 + sum(2 * each * (p // BLOCK) + 8 * (n - p) for n, p in zip(sizes, packed, strict=True))
 
 
 def _whole(run: Run, config: RecipeConfig) -> Held:
@@ -204,8 +202,7 @@ def _rows(run: Run, config: RecipeConfig) -> Held:
     at_once = n_blocks if not getattr(config, "reshard_after_forward", True) else min(2, n_blocks)
     # beside blocks that are gathered, one whose gradients are reduced in fp32
     gathered = c * (root + at_once * block) + 4.0 * block
-    earlier = 4.0 * (padded + root) if run.batch.grad_accum_steps > 1 else 0.0
-    gradients = 4.0 * padded
+    gradients, earlier = 4.0 * padded, 4.0 * (padded + root) if run.batch.grad_accum_steps > 1 else 0.0
     engine, on_cuda = get(run.recipe).engine, run.world.device.type == "cuda"
     if engine == "fairscale" and earlier:
         # It keeps the gradients of micro-batches that are not sent yet whole.

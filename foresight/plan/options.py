@@ -10,6 +10,7 @@ import tyro
 
 from gptscale.common.measure.gpus import PLAYED
 from gptscale.common.settings.checks import OptionNeed, check_output_file, check_ranges
+from gptscale.common.settings.optimizers import OptimizerName
 from gptscale.common.settings.run_config import RunConfig
 
 DEVICE = "h100-80"
@@ -33,6 +34,8 @@ class PlanOptions:
     """Sequences per optimizer step over all devices, by default 16 for each."""
     precision: Literal["fp32", "bf16", "fp8"] | None = None
     """Default bf16, and fp32 with --here."""
+    optimizer: OptimizerName = "adamw"
+    """Of the run, as `gptscale run` has it."""
     recipes: str = "all"
     """Names with commas between."""
     nodes: int = 1
@@ -89,7 +92,7 @@ class PlanOptions:
     def work(self, ranks: int) -> RunConfig:
         """Return the options of a run that do not split it."""
         return RunConfig(
-            **{name: getattr(self, name) for name in ("model", "n_layer", "n_embd", "n_head", "seq_len")},
+            **{name: getattr(self, name) for name in ("model", "n_layer", "n_embd", "n_head", "seq_len", "optimizer")},
             global_batch_size=self.global_batch_size or 16 * ranks,
             precision=self.precision or ("fp32" if self.here else "bf16"),
             device="cpu" if self.here else "cuda",

@@ -47,6 +47,15 @@ def test_parity_of_another_family(model, tmp_path):
     assert {row["passed"] for row in rows(tmp_path / "parity.csv")} == {"True"}
 
 
+# Rows of matrices are not divisible by 3 there.
+@pytest.mark.parametrize(("nproc", "recipes"), [(2, "ddp,fsdp,tensor_parallel"), (3, "fsdp"), (4, "hybrid_3d")])
+def test_parity_of_muon(nproc, recipes, tmp_path):
+    """Its iterations are in fp32 on a CPU. They multiply what rounding left of small singular values, at most 485 times."""
+    words = ["--optimizers", "muon", "--nproc", nproc, "--steps", 6, "--seq-len", 32, "--out", tmp_path]
+    ok("parity", "--recipes", recipes, *words, timeout=580)
+    assert all(float(row[k]) <= TOLERANCE for row in rows(tmp_path / "parity.csv") for k in ("loss", "grad_norm"))
+
+
 VARIANTS = {
     "hsdp": ("fsdp", 4, ["--dp-replicate-size", "2"]),
     "whole gradients during accumulation": ("fsdp", 2, ["--no-sync-every-micro-batch"]),

@@ -58,8 +58,9 @@ def test_resume_is_bit_identical(recipe, saved, tmp_path):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("recipe", ["fsdp", "tensor_parallel", "pipeline"])
-def test_resume_is_bit_identical_in_another_family(recipe, tmp_path):
-    work = ["--nproc", 2, "--model", "llama-tiny", *LONG, "--out", tmp_path]
+@pytest.mark.parametrize("words", [("--model", "llama-tiny"), ("--optimizer", "muon")])
+def test_resume_is_bit_identical_in_another_family_or_with_muon(recipe, words, tmp_path):
+    work = ["--nproc", 2, *words, *LONG, "--out", tmp_path]
     ok("run", recipe, *work, "--run-name", "whole")
     whole = tmp_path / "runs" / "whole"
     ok("run", recipe, *work, "--run-name", "again", "--resume", whole / "checkpoints" / "step-4")
@@ -101,6 +102,7 @@ WIDE = ["--n-embd", "512", "--n-layer", "2", "--global-batch-size", "4", "--seq-
         ("zero_infinity", 2, {"zero1": 4, "fairscale_sdp": 2}, WIDE),
         ("ddp", 2, {"zero_infinity": 2}, WIDE),
         ("tensor_parallel", 2, {"pipeline": 2, "fsdp": 4}, SHORT),
+        ("fsdp", 2, {"single": 1, "tensor_parallel": 2, "pipeline": 2}, [*SHORT, "--optimizer=muon"]),
     ],
 )
 def test_a_run_goes_on_in_another_recipe(begun, nproc, continued, options, tmp_path):

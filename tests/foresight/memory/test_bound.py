@@ -33,6 +33,8 @@ STATES = [
     ("single", "fp32", 4 * N, 8 * N + STEPS),
     ("ddp", "bf16", 4 * N, 8 * N + STEPS),
     ("fsdp", "fp32", 2 * N, 4 * N + STEPS),
+    # Matrices of blocks, 24 H^2 elements, have a momentum alone.
+    ("fsdp", "fp32 --optimizer muon", 2 * N, 4 * N - 2 * 24 * H * H + STEPS),
     ("zero1", "bf16", 2 * N, 2 * N + 4 * N + 8),
     ("zero2", "fp32", 4 * N, 2 * N + 4 * N + 8),
     ("zero3", "bf16", N, 6 * N),
@@ -44,7 +46,7 @@ STATES = [
 
 @pytest.mark.parametrize(("recipe", "precision", "parameters", "optimizer"), STATES)
 def test_state_is_the_sum_made_by_hand(recipe, precision, parameters, optimizer):
-    nproc, words = 2 if get(recipe).axes else 1, [*SHAPE, "--precision", precision]
+    nproc, words = 2 if get(recipe).axes else 1, [*SHAPE, "--precision", *precision.split()]
     first, *last = (bound(*planned_words(recipe, words, nproc, rank)).device for rank in range(nproc))
     assert first["parameter"] == parameters
     # whole parameters that are another's

@@ -43,10 +43,11 @@ if TYPE_CHECKING:
 
 PACKAGES = "torch numpy transformers datasets deepspeed fairscale accelerate lightning-fabric colossalai".split()
 
-# Columns that are named after the options, and after the batch arithmetic, that fill them.
+# Columns that are named after the options, the recorder's figures, and the batch arithmetic, that fill them.
 OF_CONFIG = (
     "model precision tp_size pp_size steps attention activation_checkpointing compile optimizer optimizer_state seed"
 ).split()
+OF_LOSS = "loss_first loss_last eval_loss bits_per_byte".split()
 OF_BATCH = "dp_size micro_batch_size grad_accum_steps global_batch_size".split()
 
 
@@ -150,7 +151,7 @@ class RunRecord:
         """Return the columns that rank 0 measured, none if the run ended before its first step."""
         if (recorder := self.recorder) is None:
             return {}
-        row = {"loss_first": recorder.loss_first, "loss_last": recorder.loss_last}
+        row: dict[str, Any] = {name: getattr(recorder, name) for name in OF_LOSS}
         row |= dataclasses.asdict(recorder.speed())
         row |= {"skipped_spikes": recorder.spikes.skipped(), "train_time_s": recorder.train_time_s}
         slow = recorder.slow_ranks
@@ -226,6 +227,10 @@ class RunRecord:
         from gptscale.results.record.summary import print_summary
 
         print_summary(self.row, path, self.folder)
+        if self.ready.run.config.sample and self.row["status"] == "ok":
+            from gptscale.launchers.run.samples import print_samples
+
+            print_samples(self.ready, self.folder)
         if has_evidence and START not in os.environ:
             print(f"  verdict gptscale why {self.folder} tells what limits its speed", flush=True)
 

@@ -173,8 +173,11 @@ def _train_with(engine: Engine, ready: ReadyRun, record: RunRecord, stop: StopRe
         engine.skip_steps(spikes.skips)
     batches = ready.batches(ready.train, engine.data_rank, engine.data_size)
     held_out = ready.batches(ready.held_out, engine.data_rank, engine.data_size)
+    evaluates = run.config.eval_every and run.world.is_main
+    bytes_per_token = held_out.bytes_per_token(run.config.eval_batches) if evaluates else None
+    of_data: dict[str, Any] = {"sequences": batches.sequences, "bytes_per_token": bytes_per_token}
     with (
-        Recorder(run, record.folder, start_step=start, sequences=batches.sequences, spikes=spikes) as recorder,
+        Recorder(run, record.folder, start_step=start, spikes=spikes, **of_data) as recorder,
         Prefetcher(batches, run.world.device) as data,
     ):
         record.recorder = recorder

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 OptimizerState = Literal["fp32", "bf16", "8bit"]
 
+# The modes of torch.compile that record the kernels of a block once and replay them at fixed addresses.
+CUDA_GRAPHS = ("max-autotune", "reduce-overhead")
 # How a run computes its work, by the names of RunConfig's fields.
 SPLIT = (
     "micro_batch_size grad_accum_steps activation_checkpointing compile compile_mode attention tp_size pp_size".split()

@@ -8,8 +8,9 @@ import os
 import platform
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ class RunRecord:
     table: gets its row. kind: begins the name of a run without one. quiet: print no lines. recorder: set once it exists, so that
     even the row of a failed run holds what was measured before. evidence: set after the last step, of a run that gets a verdict.
     ended: the exit status, set when its steps are over and saved. row: what was written at the end. row_taken: whether the disk
-    took it, None before that.
+    took it, None before that. afterwards: what rank 0 does when the other ranks are gone.
     """
 
     table: RunTable = SUMMARY
@@ -81,6 +82,7 @@ class RunRecord:
         self.evidence: RankEvidence | None = None
         self.ended: int | None = None
         self.row_taken: bool | None = None
+        self.afterwards: Callable[[], None] = lambda: None
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -230,7 +232,7 @@ class RunRecord:
         if self.ready.run.config.sample and self.row["status"] == "ok":
             from gptscale.launchers.run.samples import print_samples
 
-            print_samples(self.ready, self.folder)
+            self.afterwards = partial(print_samples, self.ready, self.folder)
         if has_evidence and START not in os.environ:
             print(f"  verdict gptscale why {self.folder} tells what limits its speed", flush=True)
 

@@ -93,6 +93,7 @@ def train_and_record(
                 status = StorageError.exit_status
             # Here, because the end of the process group may miss a rank too.
             stack.close()
+            record.afterwards()
             return status
         except BaseException as error:
             if record is not None and record.ended is not None and isinstance(as_known(error), PeerError):

@@ -19,9 +19,7 @@ from gptscale.common.state import Shard, is_dtensor, shard_of
 
 def torch_optimizer(config: RunConfig) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """Return the class of torch's optimizer that a run asks for, and its options, for a library to build or wrap."""
-    kind: tuple[type[torch.optim.Optimizer], dict[str, Any]]
-    kind = import_module(OPTIMIZERS[config.optimizer].module).of_torch(config)
-    return kind
+    return import_module(OPTIMIZERS[config.optimizer].module).of_torch(config)  # type: ignore[no-any-return]
 
 
 def make_torch_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer:

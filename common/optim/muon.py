@@ -3,15 +3,15 @@
 Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks" (kellerjordan.github.io/posts/muon), with the scale
 of Liu et al. 2025, "Muon is Scalable for LLM Training" (arXiv 2502.16982). GPT-2's matrix for query, key and value is three here.
 
-A matrix is orthogonalised as a whole. Of one that is cut over ranks, each rank sends its part of the momentum to the owner of the
-matrix, who sends back parts of the result: (d-1)/d x 2 x bN/d bytes from each of d ranks for N elements, and each computes 1/d.
-Gathering all on every rank would send (d-1)/d x bN, and compute everything d times. b is 2 on a GPU and 4 on a CPU, by DTYPES.
+A matrix is orthogonalised as a whole. Of one that is cut over d ranks, each rank sends its part of the momentum to the matrix's
+owner, who sends back parts of the result. For N elements of b bytes a rank sends 2 (d-1)/d x bN/d bytes and computes 1/d of all.
+If all ranks gathered all matrices, each would send (d-1)/d x bN and compute everything (docs/measurements/muon.md).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from gptscale.common.optim.compact_adamw import step_fp32
 from gptscale.common.optim.fused import create_state, decay_groups
-from gptscale.common.settings.optimizers import OPTIMIZERS
+from gptscale.common.settings.optimizers import ADAMW_STATE
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.state import is_dtensor, local, shard_of
 
@@ -45,13 +45,14 @@ def fused(parameters: dict[str, nn.Parameter], config: RunConfig) -> torch.optim
     matrices = {p: weight.rows for p, weight in weights.items() if weight.is_matrix}
     others = decay_groups((p for p in parameters.values() if p not in matrices), config.weight_decay)
     groups = [{"params": list(matrices), "weight_decay": config.weight_decay}, *others]
-    return Muon(groups, matrices, {"lr": config.peak_lr, "betas": (config.beta1, config.beta2)}, config.muon_momentum)
+    defaults = {"lr": config.peak_lr, "betas": (config.beta1, config.beta2), "eps": 1e-8}
+    return Muon(groups, defaults, matrices, config.muon_momentum)
 
 
 def orthogonalised(x: Tensor) -> Tensor:
     """Return (n, rows, columns) with all singular values near 1, by iterations of Newton and Schulz.
 
-    An iteration takes 4 r^2 c + 2 r^3 operations, r being the smaller of rows and columns and c the other.
+    An iteration takes 4 r^2 c + 2 r^3 operations, where r is the smaller of rows and columns and c the other.
     """
     a, b, c = COEFFICIENTS
     is_tall = x.shape[1] > x.shape[2]
@@ -66,43 +67,40 @@ def orthogonalised(x: Tensor) -> Tensor:
 def direction(momentum: Tensor, rows: tuple[int, ...]) -> Tensor:
     """Return the update of a weight at rate 1, where `rows` (common/settings/shape.py) says which matrices it consists of."""
     heads, n, _ = rows or (1, 1, 0)
-    # (heads, n, rows of a head, columns), where the matrices are brought side by side.
+    # (n, heads, rows of a head, columns), where the rows of each matrix are side by side.
     stacked = momentum.unflatten(0, (heads, n, -1)).transpose(0, 1)
     update = orthogonalised(stacked.flatten(1, 2))
     scaled = update * (RMS * max(update.shape[1:]) ** 0.5)
     return scaled.view(stacked.shape).transpose(0, 1).flatten(0, 2)
 
 
-class Ranks(NamedTuple):
-    """The ranks that a matrix is cut over. axes: of its mesh, those that cut."""
+class Round(NamedTuple):
+    """Matrices that are orthogonalised at a time: one, or as many as there are ranks in `group`, each of which owns one.
 
-    group: dist.ProcessGroup
-    axes: tuple[int, ...]
+    boxes: which part of this rank's own each rank holds.
+    """
+
+    matrices: list[nn.Parameter]
+    group: dist.ProcessGroup | None = None
+    boxes: list[Box] = []  # noqa: RUF012  (a NamedTuple default; never written to)
 
 
 class Muon(torch.optim.Optimizer):
     """Muon over local shards. The first group holds the matrices of blocks, all others are stepped by AdamW.
 
-    matrices: their `rows`. grad_scale, found_inf: as in the fused AdamW of torch. The host waits for nothing.
+    rows: of each matrix, as `direction` takes it. grad_scale, found_inf: as in torch's fused AdamW. The host waits for nothing.
     """
 
     grad_scale: Tensor
     found_inf: Tensor
 
     def __init__(
-        self,
-        groups: list[dict[str, Any]],
-        matrices: dict[nn.Parameter, tuple[int, ...]],
-        defaults: Any,
-        momentum: float,
+        self, groups: list[dict[str, Any]], defaults: dict[str, Any], rows: dict[nn.Parameter, Any], momentum: float
     ) -> None:
-        super().__init__(groups, {**defaults, "eps": 1e-8})
-        self.matrices, self.momentum = matrices, momentum
-        row = OPTIMIZERS["muon"]
-        create_state(self, matrices, row.matrix_keys)
-        for group in self.param_groups[1:]:
-            create_state(self, group["params"], row.state_keys)
-        self.rounds = list(rounds(list(matrices)))
+        super().__init__(groups, defaults)
+        self.rows, self.momentum, self.rounds = rows, momentum, list(rounds(list(rows)))
+        create_state(self, rows, ("momentum",))
+        create_state(self, (p for group in self.param_groups[1:] for p in group["params"]), ADAMW_STATE)
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
@@ -110,78 +108,61 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_add_([state["step"] for state in self.state.values()], 1 - self.found_inf)
         first, *others = self.param_groups
         for group in (group for group in others if group["params"]):
-            tensors = [
-                (local(p), local(p.grad), local(self.state[p]["exp_avg"]), local(self.state[p]["exp_avg_sq"]))
-                for p in group["params"]
-            ]
-            steps = [self.state[p]["step"] for p in group["params"]]
-            step_fp32(self, group, zip(*tensors, strict=True), steps)
-        for ranks, matrices in self.rounds:
-            momenta = [self._momentum(p) for p in matrices]
-            if ranks is None:
-                updates = [direction(m, self.matrices[p]) for p, m in zip(matrices, momenta, strict=True)]
-            else:
-                updates = self._by_owners(ranks, matrices, momenta)
-            for p, update in zip(matrices, updates, strict=True):
+            params = group["params"]
+            columns = [[local(p) for p in params], [local(p.grad) for p in params]]
+            columns += [[local(self.state[p][key]) for p in params] for key in ADAMW_STATE]
+            step_fp32(self, group, columns, [self.state[p]["step"] for p in params])
+        for turn in self.rounds:
+            updates = self._updates(turn, [self._momentum(p) for p in turn.matrices])
+            for p, update in zip(turn.matrices, updates, strict=True):
                 weight = local(p)
                 change = first["lr"] * (update.to(weight) + first["weight_decay"] * weight)
                 weight.sub_(torch.where(self.found_inf > 0, 0.0, change))
 
     def _momentum(self, p: nn.Parameter) -> Tensor:
-        """Return the momentum behind this step's gradient, in Nesterov's form, as the iterations take it."""
+        """Return the momentum behind this step's gradient, in Nesterov's form, where and as the iterations take it."""
         mean = local(self.state[p]["momentum"])
         grad = torch.where(self.found_inf > 0, mean, local(p.grad) / self.grad_scale)
         mean.lerp_(grad, 1 - self.momentum)
         device = torch.device(p.device_mesh.device_type) if is_dtensor(p) else p.device
         return grad.lerp_(mean, self.momentum).to(device, DTYPES[device.type])
 
-    def _by_owners(self, ranks: Ranks, matrices: Sequence[nn.Parameter], momenta: list[Tensor]) -> list[Tensor]:
+    def _updates(self, turn: Round, momenta: list[Tensor]) -> list[Tensor]:
         """Send the parts of each matrix to its owner, the rank of its number, and return the parts of the updates."""
-        group, size, rank = ranks.group, dist.get_world_size(ranks.group), dist.get_rank(ranks.group)
-        out = [m.numel() for m in momenta] + [0] * (size - len(momenta))
-        boxes: list[Box] = boxes_of(matrices[rank], ranks.axes) if rank < len(matrices) else []
-        whole = momenta[0].new_empty(matrices[rank].shape if boxes else 0)
-        into = [whole[box].numel() for box in boxes] or [0] * size
-        sent = torch.cat([m.flatten() for m in momenta])
-        parts = sent.new_empty(sum(into))
-        dist.all_to_all_single(parts, sent, into, out, group=group)
-        if boxes:
-            for box, part in zip(boxes, parts.split(into), strict=True):
+        if turn.group is None:
+            return [direction(momenta[0], self.rows[turn.matrices[0]])]
+        size, rank, sent = dist.get_world_size(turn.group), dist.get_rank(turn.group), [m.numel() for m in momenta]
+        flat, out = torch.cat([m.flatten() for m in momenta]), sent + [0] * (size - len(sent))
+        own = turn.matrices[rank] if turn.boxes else None
+        whole = flat.new_empty(() if own is None else own.shape)
+        into = [whole[box].numel() for box in turn.boxes] or [0] * size
+        parts = flat.new_empty(sum(into))
+        dist.all_to_all_single(parts, flat, into, out, group=turn.group)
+        if own is not None:
+            for box, part in zip(turn.boxes, parts.split(into), strict=True):
                 whole[box] = part.view_as(whole[box])
-            update = direction(whole, self.matrices[matrices[rank]])
-            parts = torch.cat([update[box].flatten() for box in boxes])
-        dist.all_to_all_single(sent, parts, out, into, group=group)
-        return [part.view_as(m) for part, m in zip(sent.split(out), momenta, strict=False)]
+            update = direction(whole, self.rows[own])
+            parts = torch.cat([update[box].flatten() for box in turn.boxes])
+        dist.all_to_all_single(flat, parts, out, into, group=turn.group)
+        return [part.view_as(m) for part, m in zip(flat.split(sent), momenta, strict=True)]
 
 
-def rounds(matrices: list[nn.Parameter]) -> Iterator[tuple[Ranks | None, list[nn.Parameter]]]:
-    """Yield matrices that are orthogonalised at a time: as many as there are ranks that they are cut over, of like size."""
-    groups: dict[Any, Ranks] = {}
+def rounds(matrices: list[nn.Parameter]) -> Iterator[Round]:
+    """Yield the rounds of a step, in each of which matrices are about as large. Every rank of a mesh must call this."""
     cut: dict[Any, list[nn.Parameter]] = {}
     for p in sorted(matrices, key=lambda p: -p.numel()):
-        axes = axes_of(p)
-        key = (p.device_mesh, axes) if is_dtensor(p) and axes else None
-        if key and key not in groups:
-            groups[key] = Ranks(group_of(*key), axes)
-        cut.setdefault(key, []).append(p)
-    for key, those in cut.items():
-        size = dist.get_world_size(groups[key].group) if key else 1
-        yield from ((groups.get(key), those[i : i + size]) for i in range(0, len(those), size))
-
-
-def axes_of(p: Tensor) -> tuple[int, ...]:
-    """Return the axes of a DTensor's mesh that cut it."""
-    if not is_dtensor(p):
-        return ()
-    return tuple(i for i, placed in enumerate(p.placements) if p.device_mesh.size(i) > 1 and not placed.is_replicate())
-
-
-def group_of(mesh: Any, axes: tuple[int, ...]) -> dist.ProcessGroup:
-    """Return the group of this process along axes of a mesh. Every process of it must call this."""
-    if len(axes) > 1:
-        mesh, axes = mesh[tuple(mesh.mesh_dim_names[i] for i in axes)]._flatten(), (0,)
-    group: dist.ProcessGroup = mesh.get_group(axes[0])
-    return group
+        placed = enumerate(p.placements) if is_dtensor(p) else ()
+        axes = tuple(i for i, place in placed if p.device_mesh.size(i) > 1 and not place.is_replicate())
+        if axes:
+            cut.setdefault((p.device_mesh, axes), []).append(p)
+        else:
+            yield Round([p])
+    for (mesh, axes), those in cut.items():
+        part = mesh[tuple(mesh.mesh_dim_names[i] for i in axes)]
+        group = (part._flatten() if len(axes) > 1 else part).get_group()
+        size, rank = dist.get_world_size(group), dist.get_rank(group)
+        for own in (those[i : i + size] for i in range(0, len(those), size)):
+            yield Round(own, group, boxes_of(own[rank], axes) if rank < len(own) else [])
 
 
 def boxes_of(p: Any, axes: tuple[int, ...]) -> list[Box]:

@@ -31,25 +31,12 @@ class OptimizerRow(NamedTuple):
         return self.state_bytes[form] * others + of_matrix * matrices
 
 
+ADAMW_STATE = ("exp_avg", "exp_avg_sq")
 OPTIMIZERS: dict[OptimizerName, OptimizerRow] = {
-    "adamw": OptimizerRow(
-        "gptscale.common.optim.adamw",
-        "AdamW",
-        ("exp_avg", "exp_avg_sq"),
-        # In 8 bits each has an fp32 scale per block of 256 (common/optim/blockwise.py).
-        {"fp32": 8.0, "bf16": 4.0, "8bit": 2.0 + 2 * 4 / 256},
-        "beta1,beta2",
-        "{optimizer} keeps no means of gradients",
-    ),
+    # In 8 bits each moment has an fp32 scale per block of 256 (common/optim/blockwise.py).
+    "adamw": OptimizerRow("gptscale.common.optim.adamw", "AdamW", ADAMW_STATE,
+        {"fp32": 8.0, "bf16": 4.0, "8bit": 2.0 + 2 * 4 / 256}, "beta1,beta2", "{optimizer} keeps no means of gradients"),
     "sgd": OptimizerRow("gptscale.common.optim.sgd", "SGD"),
-    "muon": OptimizerRow(
-        "gptscale.common.optim.muon",
-        "Muon",
-        ("exp_avg", "exp_avg_sq"),
-        {"fp32": 8.0},
-        "beta1,beta2,muon_momentum",
-        "{optimizer} orthogonalises no momentum",
-        ("momentum",),
-    ),
-}
-ADAMW_STATE = OPTIMIZERS["adamw"].state_keys
+    "muon": OptimizerRow("gptscale.common.optim.muon", "Muon", ADAMW_STATE,
+        {"fp32": 8.0}, "beta1,beta2,muon_momentum", "{optimizer} orthogonalises no momentum", ("momentum",)),
+}  # fmt: skip

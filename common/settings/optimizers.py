@@ -25,11 +25,6 @@ class OptimizerRow(NamedTuple):
     why: str = ""
     matrix_keys: tuple[str, ...] = ()
 
-    def state_of(self, others: int, matrices: int, form: str = "fp32") -> float:
-        """Return the bytes of state of so many elements outside the matrices of blocks, and in them."""
-        of_matrix = 4.0 * len(self.matrix_keys) or self.state_bytes[form]
-        return self.state_bytes[form] * others + of_matrix * matrices
-
 
 ADAMW_STATE = ("exp_avg", "exp_avg_sq")
 OPTIMIZERS: dict[OptimizerName, OptimizerRow] = {

@@ -55,8 +55,13 @@ class Run:
     @property
     def state_bytes(self) -> float:
         """Return the bytes of weights and gradients, 4 per parameter each, and of the optimizer's state, before any split."""
-        n, matrices, row = self.gpt.n_params, self.gpt.n_matrix_params, OPTIMIZERS[self.config.optimizer]
-        return 8 * n + row.state_of(n - matrices, matrices, self.config.optimizer_state)
+        return 8 * self.gpt.n_params + self.optimizer_bytes(self.gpt.n_params, self.config.optimizer_state)
+
+    def optimizer_bytes(self, n: int, form: str) -> float:
+        """Return the bytes of the optimizer's state in precision `form` for `n` parameters, matrices of blocks among them."""
+        row, matrices = OPTIMIZERS[self.config.optimizer], self.gpt.n_layer * sum(self.gpt.block_matrices)
+        of_matrix = 4.0 * len(row.matrix_keys) or row.state_bytes[form]
+        return row.state_bytes[form] * (n - matrices) + of_matrix * matrices
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of 0-based `step`."""

@@ -46,7 +46,7 @@ def _optimizer_need(field: str) -> OptionNeed:
     """Return the need of an option that only some optimizers read."""
     readers = {name: row for name, row in OPTIMIZERS.items() if field in row.options.split(",")}
     why = next(iter(readers.values())).why
-    return OptionNeed(field, lambda c: c.optimizer in readers, why, f"use --optimizer {' or '.join(readers)}")
+    return OptionNeed(field, lambda c: c.optimizer in readers, why, f"use --optimizer {next(iter(readers))}")
 
 
 @dataclass(frozen=True)
@@ -214,11 +214,8 @@ class RunConfig:
         check_run_name(self.run_name, self.resume)
         if self.optimizer_state not in OPTIMIZERS[self.optimizer].state_bytes:
             others = [name for name, row in OPTIMIZERS.items() if self.optimizer_state in row.state_bytes]
-            raise ConfigError(
-                f"{self.optimizer} has no state in {self.optimizer_state}",
-                "in --optimizer-state",
-                f"leave it out, or use --optimizer {' or '.join(others)}",
-            )
+            fix = f"leave it out, or use --optimizer {' or '.join(others)}"
+            raise ConfigError(f"{self.optimizer} has no state in {self.optimizer_state}", "in --optimizer-state", fix)
         # This checks heads and sizes.
         self.gpt()
 

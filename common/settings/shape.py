@@ -19,15 +19,13 @@ CUT_DIMS = {"ids": 0, "positions": 0, "rows": 0, "columns": 1, "whole": None, "h
 
 
 class Weight(NamedTuple):
-    """A weight: its name, inside its block if it has one, its shape in memory, its name in transformers, and what is cut.
-
-    rows: of a weight that is several matrices, the order of its rows: (heads, matrices, rows of a head).
-    """
+    """A weight: its name, inside its block if it has one, its shape in memory, its name in transformers, and what is cut."""
 
     name: str
     shape: tuple[int, ...]
     hf: str
     cut: str = "whole"
+    # The order of the rows of a weight that is several matrices: (heads, matrices, rows of a head).
     rows: tuple[int, ...] = ()
 
     @property
@@ -144,14 +142,9 @@ class ModelConfig:
         return [numel([weight]) for weight in self.weights().block if weight.is_matrix]
 
     @property
-    def n_matrix_params(self) -> int:
-        """Return the elements of the matrices of all blocks."""
-        return self.n_layer * sum(self.block_matrices)
-
-    @property
     def n_matmul_params(self) -> int:
         """Return the number of parameters that a token is multiplied with: blocks' matrices and the head."""
-        return self.n_matrix_params + self.vocab_size * self.n_embd
+        return self.n_layer * sum(self.block_matrices) + self.vocab_size * self.n_embd
 
     def parameters(self) -> Iterator[tuple[Weight, str, str]]:
         """Yield for each parameter of the model, in its order, its row of the list, its name, and its name in transformers."""

@@ -10,7 +10,6 @@ import torch
 
 from gptscale.common.checkpoint.folders import EVENT_BYTES, OTHER_BYTES, ROW_BYTES, check_free
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.common.settings.run import Run
 
 
@@ -20,14 +19,14 @@ def check_space(run: Run, folder: Path) -> None:
     saves = config.steps // config.save_every if config.save_every else 0
     if config.save_last or (config.save_every and config.steps % config.save_every):
         saves += 1
-    n, matrices = run.gpt.n_params_in_memory, run.gpt.n_matrix_params
+    n = run.gpt.n_params_in_memory
     log_bytes = OTHER_BYTES + config.steps * (ROW_BYTES + EVENT_BYTES * config.tensorboard)
     check_free(
         folder,
         saves=saves,
         keep=config.keep_checkpoints,
         # It holds fp32 whatever the run keeps its state in.
-        checkpoint_bytes=round(4 * n + OPTIMIZERS[config.optimizer].state_of(n - matrices, matrices)),
+        checkpoint_bytes=round(4 * n + run.optimizer_bytes(n, "fp32")),
         log_bytes=log_bytes,
     )
 

@@ -103,6 +103,7 @@ def test_options_by_what_the_user_types():
 # Each is refused, and accepted with the words behind "|", which its error names.
 REFUSED = [
     (RunConfig, "--beta1 0.9 --optimizer sgd | --optimizer adamw"),
+    (RunConfig, "--muon-momentum 0.9 | --optimizer muon"),
     (RunConfig, "--beta2=0.99 --optimizer sgd | --optimizer adamw"),
     (RunConfig, "--min-lr-ratio 0.2 --lr-schedule constant | --lr-schedule cosine"),
     (RunConfig, "--decay-from 20 | --lr-schedule wsd"),

@@ -56,7 +56,7 @@ OPTIONS = {field.name for field in dataclasses.fields(RunConfig)}
 OTHER = {"model": "gpt2", "n_layer": 3, "n_head": 2, "n_embd": 32, "vocab_size": 300, "seq_len": 16, "dropout": 0.1}
 OTHER |= {"activation": "gelu_erf", "data": "synthetic", "seed": 5, "steps": 7, "global_batch_size": 4}
 OTHER |= {"precision": "bf16", "on_spike": "skip", "min_lr_ratio": 0.2, "weight_decay": 0.0, "clip_grad_norm": 0.0}
-OTHER |= {"beta1": 0.8, "beta2": 0.9, "decay_from": 3}
+OTHER |= {"beta1": 0.8, "beta2": 0.9, "decay_from": 3, "muon_momentum": 0.9}
 OTHER |= {"optimizer": "sgd", "optimizer_state": "bf16", "lr": 0.5, "lr_schedule": "constant", "warmup_steps": 1}
 
 

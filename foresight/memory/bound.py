@@ -214,16 +214,11 @@ def _rows(run: Run, config: RecipeConfig) -> Held:
     # They get the whole model on the device and cut it there: Accelerate into shards beside it, fairscale in its place.
     whole = {"accelerate": 4 * (n + padded), "fairscale": 4 * n}.get(engine, 0) if on_cuda else 0
     # autocast computes norms in fp32 on CUDA
-    norm = 4 if on_cuda else c
-    held = Held(4 * padded, gradients, state, earlier, gathered, build=whole, stream=c, norm=norm)
+    held = Held(4 * padded, gradients, state, earlier, gathered, build=whole, stream=c, norm=4 if on_cuda else c)
     if config.offload == "none":
         return held
     # Gradients leave as they are reduced.
     return replace(held, parameters=0, gradients=c * root, optimizer=0, earlier=0.0, host=8.0 * padded + state)
-
-
-def _strategy(run: Run, config: Any) -> Held:
-    return _rows(run, config) if config.strategy == "fully_shard" else _whole(run, config)
 
 
 def _mesh(run: Run, config: Any) -> Held:
@@ -301,13 +296,13 @@ def _chunks(run: Run, config: Any) -> Held:
     gradients = c * own if gemini or config.stage == 2 else c * n
     earlier = gradients if gemini or run.batch.grad_accum_steps > 1 else 0.0
     weights, state = c * (n * (1 - cut) + own * cut), 12 * own
-    gathered = c * run.gpt.padded_vocab_size * run.gpt.n_embd * cut
-    host = state * (1 - on_device)
+    gathered, host = c * run.gpt.padded_vocab_size * run.gpt.n_embd * cut, state * (1 - on_device)
     return Held(weights, gradients, state * on_device, earlier, gathered, host=host, stream=c, norm=c, logits=HF_LOGITS)
 
 
 # By the names of recipes/__init__.py, `memory`.
 HOLDERS: dict[str, Callable[[Run, Any], Held]] = {
-    "replicas": _whole, "rows": _rows, "strategy": _strategy, "flat": _flat, "owners": _owners, "matrices": _whole,
-    "mesh": _mesh, "plugin": _plugin, "chunks": _chunks, "stages": _whole,
+    "replicas": _whole, "rows": _rows, "flat": _flat, "owners": _owners, "matrices": _whole, "mesh": _mesh, "plugin": _plugin,
+    "chunks": _chunks, "stages": _whole,
+    "strategy": lambda run, config: (_rows if config.strategy == "fully_shard" else _whole)(run, config),
 }  # fmt: skip

@@ -45,7 +45,7 @@ PACKAGES = "torch numpy transformers datasets deepspeed fairscale accelerate lig
 
 # Columns that are named after the options, and after the batch arithmetic, that fill them.
 OF_CONFIG = (
-    "model precision tp_size pp_size steps attention activation_checkpointing compile optimizer optimizer_state seed"
+    "model precision tp_size cp_size pp_size steps attention activation_checkpointing compile optimizer optimizer_state seed"
 ).split()
 OF_BATCH = "dp_size micro_batch_size grad_accum_steps global_batch_size".split()
 

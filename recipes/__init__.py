@@ -177,7 +177,7 @@ RECIPES: dict[str, Recipe] = {
         casts_weights=True, torch=">=2.7"),
     "pipeline": _row("pipeline", "PipelineConfig",
         "layers cut into stages; GPipe, 1F1B, interleaved, zero-bubble (--schedule)", "stages", axes=("pp",), torch=">=2.7"),
-    "hybrid_3d": _row("hybrid_3d", "HybridConfig", "data x sequence x tensor x pipeline on one mesh (--tp-size, --pp-size, --cp-size)", "mesh",
+    "hybrid_3d": _row("hybrid_3d", "HybridConfig", "data x tensor x pipeline on one mesh, and --cp-size", "mesh",
         axes=("dp", "cp", "tp", "pp"), casts_weights=True, torch=">=2.7"),
     "accelerate_fsdp": _row("accelerate_fsdp", "AccelerateFSDPConfig", "fully_shard through Hugging Face Accelerate", "rows",
         engine="accelerate", casts_weights=True),

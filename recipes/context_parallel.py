@@ -3,10 +3,10 @@
 What is sharded        the sequence: each device has T / c tokens of every activation, logits included. A ring gives it a chunk
                        from the front and one from the back, so that all have the same work under the causal mask; parameters,
                        gradients and optimizer state over all d c devices, by fsdp
-What is communicated   per layer and micro-batch of B sequences, h hidden, h_kv of keys, b bytes each: a ring sends keys and values
-                       on c - 1 times in forward, in backward too and their fp32 gradients with them, (c-1)/c B T h_kv (4 b + 8)
-                       per device, beside the attention of the part before; ulysses exchanges heads for tokens before attention
-                       and back behind it, 4 (c-1)/c^2 B T (h + h_kv) b, before and behind it. Beside them, what fsdp sends
+What is communicated   per layer and micro-batch of B sequences, width h of heads, h_kv of keys', b bytes each: a ring passes keys
+                       and values on c - 1 times, in backward again with their fp32 gradients, (c-1)/c B T h_kv (4 b + 8) bytes
+                       per device, hidden behind attention; ulysses exchanges heads for tokens before attention and back behind
+                       it, 4 (c-1)/c^2 B T (h + h_kv) b bytes, not hidden. And what fsdp sends
 Memory per device      16 N / (d c) bytes + one or two gathered blocks + activations / c; a ring holds keys and values of two
                        devices, ulysses those of the whole sequence for 1 / c of the heads
 Wins                   when one sequence is too long for a device; a ring where heads are not divisible, or keys are few
@@ -42,9 +42,9 @@ class ContextParallelConfig(fsdp.FSDPConfig):
 
     @classmethod
     def ways(cls, nproc: int) -> list[tuple[str, ...]]:
-        """Return both styles, with all ranks in a sequence, and with data ranks beside them."""
-        styles = [("--cp-style", "ring"), ("--cp-style", "ulysses")]
-        return styles + [("--cp-size", "2", *style) for style in styles if nproc > 2 and nproc % 2 == 0]
+        """Return both styles, and on more than two ranks all in a ring, and data ranks beside those of a sequence."""
+        two, ulysses = ("--cp-size", "2"), ("--cp-style", "ulysses")
+        return [(), ulysses] if nproc < 4 or nproc % 2 else [(), two, two + ulysses]
 
     def state_formula(self, run: Run) -> str:
         return f"{super().state_formula(run).removesuffix(' / d')} / (d c)"

@@ -102,7 +102,9 @@ def build(run: Run, config: FSDPConfig) -> TorchEngine:
     return build_over(meta_gpt(run), run, config)
 
 
-def build_over(model: Decoder, run: Run, config: FSDPConfig, cut: Callable[[Tensor], Tensor] | None = None) -> TorchEngine:
+def build_over(
+    model: Decoder, run: Run, config: FSDPConfig, cut: Callable[[Tensor], Tensor] | None = None
+) -> TorchEngine:
     """Shard a model that is on the meta device over the whole world. cut: as in TorchEngine."""
     import torch
     import torch.distributed as dist

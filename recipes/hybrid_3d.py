@@ -14,8 +14,7 @@ Source                 Narayanan et al. 2021 (arXiv 2104.04473), section 3; Lian
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD, V_SHAPED, describe_stages, stage_sizes
@@ -48,12 +47,9 @@ class HybridConfig(PipelineConfig):
     @classmethod
     def ways(cls, nproc: int) -> list[tuple[str, ...]]:
         """Return every pair of axes."""
-        if nproc < 4 or nproc % 2:
-            return [()]
-        tp, pp = ("--tp-size", "2"), ("--pp-size", "2")
-        cp = ("--cp-size", "2")
-        ulysses = (*cp, *tp, "--data-parallel", "ddp", "--cp-style", "ulysses")
-        return [tp, pp, tp + pp, (*tp, "--data-parallel", "ddp"), cp + tp, cp + pp, ulysses]
+        tp, cp, pp = ((f"--{axis}-size", "2") for axis in ("tp", "cp", "pp"))
+        ways = [tp, pp, tp + pp, (*tp, "--data-parallel", "ddp"), cp + pp, (*cp, *tp, "--cp-style", "ulysses")]
+        return ways if nproc >= 4 and nproc % 2 == 0 else [()]
 
     def state_formula(self, run: Run) -> str:
         return "16 n / (d c)" if self.data_parallel == "fsdp" else "16 n"
@@ -66,27 +62,23 @@ class HybridConfig(PipelineConfig):
         check_tp(run)
         check_cp(run, self.cp_style)
         if run.pp_size == 1:
-            of_stages = [f.name for f in dataclasses.fields(PipelineConfig)]
+            of_stages = [f.name for f in fields(PipelineConfig)]
             refuse_changed(self, of_stages, "there is no pipeline in this mesh", "leave it out, or use --pp-size 2")
             return
         if self.schedule in V_SHAPED:
-            raise ConfigError(
-                f"{self.schedule} shares the table between two modules of a process, which neither DTensor nor FSDP can cut",
-                "in --schedule",
-                "use 1F1B, Interleaved1F1B or InterleavedZeroBubble, or recipe pipeline",
-            )
+            what = "shares the table between two modules of a process, which neither DTensor nor FSDP can cut"
+            fix = "use 1F1B, Interleaved1F1B or InterleavedZeroBubble, or recipe pipeline"
+            raise ConfigError(f"{self.schedule} {what}", "in --schedule", fix)
         if self.schedule in SPLIT_BACKWARD and run.batch.dp_size * run.cp_size > 1:
-            raise ConfigError(
-                f"{self.schedule} computes gradients of weights by itself, past fully_shard, which would not sum them",
-                "in --schedule",
-                "use 1F1B or Interleaved1F1B, or no data ranks: tp_size x pp_size = world",
-            )
+            what = "computes gradients of weights by itself, past fully_shard, which would not sum them"
+            fix = "use 1F1B or Interleaved1F1B, or no data ranks: tp_size x pp_size = world"
+            raise ConfigError(f"{self.schedule} {what}", "in --schedule", fix)
         super().check(run)
 
     def describe(self, run: Run) -> list[str]:
         """Return the lines that tell the mesh, and the stages if there are any."""
-        mesh = f"mesh     pp {run.pp_size} x dp {run.batch.dp_size} ({self.data_parallel}) "
-        mesh += f"x cp {run.cp_size} ({self.cp_style}) " * (run.cp_size > 1) + f"x tp {run.tp_size}"
+        data = f"dp {run.batch.dp_size} ({self.data_parallel})" + f" x cp {run.cp_size}" * (run.cp_size > 1)
+        mesh = f"mesh     pp {run.pp_size} x {data} x tp {run.tp_size}"
         return [mesh, *(describe_stages(run, self) if run.pp_size > 1 else [])]
 
 
@@ -103,10 +95,7 @@ def shard(part: nn.Module, block_class: type[nn.Module], mesh: DeviceMesh, compu
 
 
 def parallelize(part: nn.Module, run: Run, config: HybridConfig, mesh: DeviceMesh) -> None:
-    """Cut a stage over tensor ranks, then over data ranks and those of sequences, and only then give it memory.
-
-    Before this the stage was cut out of the model, and its checkpointing and compilation were set.
-    """
+    """Cut a stage over tensor ranks, then over data ranks, as which those of a sequence count, and only then give it memory."""
     from gptscale.common.model.build import materialise
     from gptscale.common.model.precision import DTYPES
     from gptscale.common.settings.families import model_class
@@ -134,7 +123,6 @@ def build(run: Run, config: HybridConfig) -> Engine:
 
     c, dp_size, kind = run.config, run.batch.dp_size * run.cp_size, run.world.device.type
     replicas, shards = (1, dp_size) if config.data_parallel == "fsdp" else (dp_size, 1)
-    # Ranks of a sequence hold weights as data ranks do.
     sizes = {"pp": run.pp_size, "replicate": replicas, "shard": shards, "tp": run.tp_size}
     mesh = init_device_mesh(kind, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     data = mesh["shard" if config.data_parallel == "fsdp" else "replicate"].get_group() if dp_size > 1 else None

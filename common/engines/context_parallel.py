@@ -1,7 +1,7 @@
 """Attention of ranks that have parts of each sequence: keys and values go round a ring, or heads are exchanged for tokens.
 
-The ring is that of Liu et al. 2023 (arXiv 2310.01889) with the order of Brandon et al. 2023 (2311.09431), in which each rank has a
-chunk from the front of the sequence and one from its back, so that all have the same work under the causal mask. The exchange is
+The ring is that of Liu et al. 2023 (arXiv 2310.01889) in the order of Brandon et al. 2023 (2311.09431): each rank has a chunk
+from the front of the sequence and one from its back, so that all have the same work under the causal mask. The exchange is
 that of Jacobs et al. 2023 (DeepSpeed Ulysses, 2309.14509).
 """
 
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.run import Run
@@ -54,7 +55,9 @@ def check_cp(run: Run, style: str) -> None:
         raise ConfigError(what, "in --n-head", f"use another number, {ulysses}")
 
 
-def attend_in_ring(q: Tensor, k: Tensor, v: Tensor, *, group: Group, scale: float | None = None, **options: Any) -> Tensor:
+def attend_in_ring(
+    q: Tensor, k: Tensor, v: Tensor, *, group: Group, scale: float | None = None, **options: Any
+) -> Tensor:
     """Return causal attention to the whole sequence, of which each rank of `group` has a front and a back chunk.
 
     q, k, v: (batch, heads, tokens of this rank, head_dim). options: of F.scaled_dot_product_attention, here without effect.
@@ -68,25 +71,15 @@ def attend_by_heads(q: Tensor, k: Tensor, v: Tensor, *, group: Group, **options:
 
     q, k, v: as for `attend_in_ring`. options: of F.scaled_dot_product_attention.
     """
-    q, k, v = (_Swap.apply(x, group, 1, 2) for x in (q, k, v))  # type: ignore[no-untyped-call]
-    out: Tensor = _Swap.apply(F.scaled_dot_product_attention(q, k, v, **options), group, 2, 1)  # type: ignore[no-untyped-call]
-    return out
+    q, k, v = (_swapped(x, group, 1, 2) for x in (q, k, v))
+    return _swapped(F.scaled_dot_product_attention(q, k, v, **options), group, 2, 1)
 
 
-class _Swap(torch.autograd.Function):
-    """A tensor that is whole in dim `cut` and in parts in dim `joined`, exchanged for its contrary."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, cut: int, joined: int) -> Tensor:
-        ctx.back = group, joined, cut
-        parts = torch.stack(x.chunk(dist.get_world_size(group), cut))
-        received = torch.empty_like(parts)
-        dist.all_to_all_single(received, parts, group=group)
-        return torch.cat(received.unbind(), joined)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        return _Swap.forward(ctx, grad, *ctx.back), None, None, None
+def _swapped(x: Tensor, group: Group, cut: int, joined: int) -> Tensor:
+    """Exchange a tensor that is whole in dim `cut` and in parts in dim `joined` for its contrary."""
+    parts = torch.stack(x.chunk(group.size(), cut))
+    received: Tensor = all_to_all_single_autograd(parts, None, None, group)
+    return torch.cat(received.unbind(), joined)
 
 
 class _Ring(torch.autograd.Function):

@@ -48,7 +48,10 @@ class SteppedEngine(Engine):
         self.group, self.cut_tokens = group, cut
         self.shares = dist.get_world_size(group) if group else 1
         of_sequence = self.run.cp_size
-        self.data_rank, self.data_size = (dist.get_rank(group) if group else 0) // of_sequence, self.shares // of_sequence
+        self.data_rank, self.data_size = (
+            (dist.get_rank(group) if group else 0) // of_sequence,
+            self.shares // of_sequence,
+        )
 
     def own_tokens(self, batch: Batch) -> Batch:
         """Return the tokens of a batch that this process has, where several share a sequence."""
@@ -90,8 +93,8 @@ class SteppedEngine(Engine):
 class TorchEngine(SteppedEngine):
     """Engine over `model`, whose forward(inputs, targets) returns the summed loss of a micro-batch.
 
-    group: the processes that split the batch, None if only this one reads it. cut: takes this process's part of (batch, seq) where
-    several share a sequence.
+    group: the processes that split the batch, None if only this one reads it. cut: takes this process's part of (batch, seq)
+    where several share a sequence.
     set_grad_sync(on): sets whether the next backward communicates gradients.
     backward(loss): the strategy's own way to start a backward. Gradients must be the MEAN over `group`, as in DDP.
     """

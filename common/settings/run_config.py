@@ -22,9 +22,8 @@ Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 OptimizerState = Literal["fp32", "bf16", "8bit"]
 
 # How a run computes its work, by the names of RunConfig's fields.
-SPLIT = (
-    "micro_batch_size grad_accum_steps activation_checkpointing compile compile_mode attention tp_size cp_size pp_size".split()
-)
+SPLIT = "micro_batch_size grad_accum_steps activation_checkpointing compile compile_mode attention".split()
+SPLIT += ["tp_size", "cp_size", "pp_size"]
 # When a run looks at itself, where it begins, and what it leaves behind.
 KEPT = (
     "eval_every eval_batches timing_warmup_steps log_every check_replicas save_every save_last save_async keep_checkpoints "
@@ -220,7 +219,8 @@ class RunConfig:
         integers = {
             "steps": (1, 10**9), "global_batch_size": (1, 10**7), "micro_batch_size": (1, 10**6),
             "grad_accum_steps": (1, 10**6), "seq_len": (1, 2**22), "seed": (0, 2**31 - 1), "warmup_steps": (0, 10**9),
-            "tp_size": (1, 4096), "cp_size": (1, 4096), "pp_size": (1, 4096), "eval_every": (0, 10**9), "eval_batches": (1, 10**6),
+            "tp_size": (1, 4096), "cp_size": (1, 4096), "pp_size": (1, 4096),
+            "eval_every": (0, 10**9), "eval_batches": (1, 10**6),
             "timing_warmup_steps": (0, 10**6), "log_every": (1, 10**6), "save_every": (0, 10**9),
             "check_replicas": (0, 10**9), "plan_row": (1, 10**6), "decay_from": (0, 10**9),
             "keep_checkpoints": (2, 10**6), "n_layer": (1, 10**4), "n_head": (1, 10**4), "n_embd": (1, 10**6),

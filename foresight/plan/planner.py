@@ -174,10 +174,10 @@ def estimated_seconds(candidate: Candidate, places: Places, costs: Costs) -> flo
     places: the bound of its memory.
     """
     run, config = candidate.run, candidate.config
-    batch, gpt, tp, pp = run.batch, run.gpt, run.tp_size, run.pp_size
+    batch, gpt, tp, cp, pp = run.batch, run.gpt, run.tp_size, run.cp_size, run.pp_size
     mode, size = run.config.activation_checkpointing, 4 if run.config.precision == "fp32" else 2
     precision = "tf32" if size == 4 else run.config.precision
-    tokens, n = batch.micro_batch_size * run.seq_len, batch.grad_accum_steps
+    tokens, n = batch.micro_batch_size * run.rank_seq_len, batch.grad_accum_steps
     sizes = (tokens, 4 * gpt.n_embd // tp, gpt.n_embd, 1)
     flops = 2.0 * tokens * sizes[1] * gpt.n_embd
     # How fast a product of these sizes is stands for all.
@@ -189,7 +189,7 @@ def estimated_seconds(candidate: Candidate, places: Places, costs: Costs) -> flo
         turns = (6 if mode == "full" else 4) * gpt.n_layer / pp
         nbytes = tokens * gpt.n_embd * size
         each += turns * costs.seconds(Work(0.0, "collective", 0, "all-reduce", nbytes=nbytes, ranks=tp, on_node=tp))
-    held, dp = gpt.n_params / tp / pp, batch.dp_size
+    held, dp = gpt.n_params / tp / pp, batch.dp_size * cp
     nodes = max(1, run.world.world_size // costs.per_node)
     on_node = max(1, min(dp, costs.per_node // tp // (pp if nodes == 1 else 1)))
 

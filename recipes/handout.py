@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # GPT2Config's default.
 DROPOUT = 0.1
 # Options of the run that the exercise has an answer of its own to.
-OWN = ("tokenizer", "dropout", "eval_every", "allow_data_change")
+OWN = ("tokenizer", "dropout", "eval_every", "sample", "allow_data_change")
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,14 @@ class Batches:
             data_size=self.data_size,
         )
 
+    def bytes_per_token(self, steps: int) -> float | None:
+        """Return the mean bytes of text of the targets of the first global batches, None where the ids are no known text."""
+        if (id_bytes := self.source.id_bytes) is None:
+            return None
+        of_all = (i for step in range(steps) for rank in range(self.data_size) for i in self.sequences(step, rank))
+        counts = [id_bytes[self.source.read(i * self.seq_len + 1, self.seq_len)].mean() for i in of_all]
+        return float(np.mean(counts)) or None
+
     def close(self) -> None:
         """Let go of what reads ahead."""
 

@@ -27,11 +27,13 @@ class TokenSource(Protocol):
 
     name: the value of `--data`, for errors. vocab_size: every id that `read` returns is below it.
     fingerprint: 16 hex digits that change when the content does.
+    id_bytes: (ids,), the bytes of text that each id stands for, None where that is unknown.
     """
 
     name: str
     vocab_size: int
     fingerprint: str
+    id_bytes: np.ndarray | None
 
     def __len__(self) -> int:
         """Return the number of tokens."""
@@ -42,6 +44,8 @@ class TokenSource(Protocol):
 
 class Synthetic:
     """Random ids, each a pure function of seed and position, so that every place of a long text costs the same."""
+
+    id_bytes = None
 
     def __init__(self, vocab_size: int, seed: int, length: int = 2**31) -> None:
         self.name, self.vocab_size, self.seed, self.length = "synthetic", vocab_size, seed, length
@@ -69,8 +73,10 @@ class Array:
     known: the fingerprint of the ids, if it was computed before.
     """
 
-    def __init__(self, ids: np.ndarray, vocab_size: int, name: str, known: str = "") -> None:
-        self.ids, self.vocab_size, self.name = ids, vocab_size, name
+    def __init__(
+        self, ids: np.ndarray, vocab_size: int, name: str, known: str = "", id_bytes: np.ndarray | None = None
+    ) -> None:
+        self.ids, self.vocab_size, self.name, self.id_bytes = ids, vocab_size, name, id_bytes
         if ids.nbytes <= SCAN_BYTES_MAX:
             for start in range(0, len(ids), PIECE_TOKENS):
                 self._check(ids[start : start + PIECE_TOKENS], start)
@@ -102,6 +108,7 @@ class SourceSpan:
     def __init__(self, source: TokenSource, start: int, stop: int) -> None:
         self.source, self.start, self.stop = source, start, stop
         self.name, self.vocab_size, self.fingerprint = source.name, source.vocab_size, source.fingerprint
+        self.id_bytes = source.id_bytes
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -151,8 +158,8 @@ def open_source(data: str, *, tokenizer: str = "bytes", vocab_size: int, seed: i
         )
     if (data, tokenizer) == ("stdlib", "bytes"):
         ids, known = library_ids()
-        return Array(ids, vocab_size, data, known)
-    return Array(load_ids(data, encoder), vocab_size, data)
+        return Array(ids, vocab_size, data, known, encoder.id_bytes)
+    return Array(load_ids(data, encoder), vocab_size, data, id_bytes=encoder.id_bytes)
 
 
 @functools.cache

@@ -22,11 +22,13 @@ class Tokenizer(Protocol):
     """The way from text to ids and back, on which text that looks like a control token stays text.
 
     vocab_size: ids are below it. end_of_text: the id that ends a document; no text encodes to it.
+    id_bytes: (vocab_size,), the bytes of UTF-8 text that each id stands for, 0 for what is no text.
     fingerprint: names the vocabulary in a cache of ids; None where encoding is as fast as reading a cache.
     """
 
     vocab_size: int
     end_of_text: int
+    id_bytes: np.ndarray
     fingerprint: str | None
 
     def encode(self, text: str) -> np.ndarray:
@@ -40,6 +42,7 @@ class ByteTokenizer:
     """The tokenizer whose ids are UTF-8 bytes, 0 to 255, and 256 for the end of a text."""
 
     vocab_size, end_of_text = 257, 256
+    id_bytes = (np.arange(257) < 256).astype(np.int64)
     fingerprint: str | None = None
 
     def encode(self, text: str) -> np.ndarray:
@@ -67,7 +70,8 @@ class GPT2Tokenizer:
             self._bpe: Any = tokenizer_class.from_pretrained(str(folder), local_files_only=True)
             self.vocab_size, self.end_of_text = len(self._bpe), int(self._bpe.eos_token_id)
             self.fingerprint: str | None = hashlib.sha256(self._bpe.backend_tokenizer.to_str().encode()).hexdigest()
-            ids = set(self._bpe.get_vocab().values())
+            vocabulary = self._bpe.get_vocab()
+            ids = set(vocabulary.values())
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
@@ -80,6 +84,11 @@ class GPT2Tokenizer:
         if ids != set(range(self.vocab_size)):
             what = f"{folder} has ids from {min(ids)} to {max(ids)}, expected {self.vocab_size} without a gap"
             raise DataError(what, WHERE, FIX)
+        # The alphabet of the encoding has a letter for each byte. What was added to it is plain text.
+        added, special = self._bpe.get_added_vocab(), set(self._bpe.all_special_ids)
+        self.id_bytes = np.zeros(self.vocab_size, np.int64)
+        for token, i in vocabulary.items():
+            self.id_bytes[i] = 0 if i in special else len(token.encode() if token in added else token)
 
     def encode(self, text: str) -> np.ndarray:
         """Return the ids (uint16) of `text`, in which half of a surrogate pair becomes a question mark."""

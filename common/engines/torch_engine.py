@@ -18,11 +18,11 @@ from torch.autograd import Variable
 
 from gptscale.common.engine import Batch, Engine, StepResult
 from gptscale.common.measure.live_state import LiveState, live_state
-from gptscale.common.model.compilation import CUDA_GRAPHS
 from gptscale.common.model.loss import IGNORE
 from gptscale.common.model.precision import autocast
 from gptscale.common.optim.stepper import Stepper
 from gptscale.common.process.progress import progress
+from gptscale.common.settings.run_config import CUDA_GRAPHS
 from gptscale.common.state import Shard
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from torch import nn
 
 from gptscale.common.model import float8
 from gptscale.common.model.attention import apply_attention
-from gptscale.common.model.compilation import apply_compile
 from gptscale.common.model.float8 import apply_float8
 from gptscale.common.model.gpt import Decoder
 from gptscale.common.model.initial_weights import init_weights
@@ -65,6 +64,8 @@ def meta_gpt(run: Run, under: AbstractContextManager[object] | None = None) -> D
     apply_attention(model.blocks, run.config.attention)
     apply_activation_checkpointing(model.blocks, run.config.activation_checkpointing)
     if run.config.compile:
+        from gptscale.common.model.compilation import apply_compile
+
         apply_compile(model.blocks, run.config.compile_mode)
     return model
 

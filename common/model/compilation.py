@@ -14,9 +14,7 @@ from torch import nn
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.run import Run
-
-# The modes of torch.compile that record the kernels of a block once and replay them at fixed addresses.
-CUDA_GRAPHS = ("max-autotune", "reduce-overhead")
+from gptscale.common.settings.run_config import CUDA_GRAPHS
 
 
 def check_compile(run: Run) -> None:

@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 OptimizerState = Literal["fp32", "bf16", "8bit"]
 
+# The modes of torch.compile that record the kernels of a block once and replay them at fixed addresses.
+CUDA_GRAPHS = ("max-autotune", "reduce-overhead")
 # How a run computes its work, by the names of RunConfig's fields.
 SPLIT = "micro_batch_size grad_accum_steps activation_checkpointing compile compile_mode attention".split()
 SPLIT += ["tp_size", "cp_size", "pp_size"]
 # When a run looks at itself, where it begins, and what it leaves behind.
 KEPT = (
-    "eval_every eval_batches timing_warmup_steps log_every check_replicas save_every save_last save_async keep_checkpoints "
-    "resume trust_checkpoint allow_data_change plan plan_row out run_name tensorboard verdict profile wandb"
+    "eval_every eval_batches sample timing_warmup_steps log_every check_replicas save_every save_last save_async "
+    "keep_checkpoints resume trust_checkpoint allow_data_change plan plan_row out run_name tensorboard verdict profile wandb"
 ).split()
 # Any other option makes the work of two runs unequal. A tokenizer shows in the tokens, which have a fingerprint.
 NOT_WORK = frozenset({*SPLIT, *KEPT, "device", "dist_timeout_s", "tokenizer"})
@@ -133,6 +135,9 @@ class RunConfig:
     """Evaluate on held-out sequences every N steps; 0 never."""
     eval_batches: int = 4
     """Global batches per evaluation."""
+    sample: int = 0
+    """Print N continuations of held-out text after the last step, each the likeliest and one drawn by --seed. Rank 0 reads all
+    weights of the last checkpoint into host memory for that."""
     timing_warmup_steps: int = 3
     """First steps left out of speed figures (compilation, caches); they are trained and logged like any other."""
     log_every: int = 1
@@ -183,6 +188,8 @@ class RunConfig:
         ),
         *map(_optimizer_need, sorted({name for row in OPTIMIZERS.values() for name in row.options.split(",") if name})),
         OptionNeed("eval_batches", lambda c: c.eval_every, "the run does not evaluate", "add --eval-every 10"),
+        OptionNeed("sample", lambda c: c.save_last, "the weights are those of the last checkpoint", "add --save-last"),
+        OptionNeed("sample", lambda c: _is_text(c.data), "{data} is tokens without text", "use --data stdlib"),
         OptionNeed(
             "keep_checkpoints", lambda c: c.save_every or c.save_last, "the run saves no checkpoint", "add --save-last"
         ),
@@ -220,7 +227,7 @@ class RunConfig:
             "steps": (1, 10**9), "global_batch_size": (1, 10**7), "micro_batch_size": (1, 10**6),
             "grad_accum_steps": (1, 10**6), "seq_len": (1, 2**22), "seed": (0, 2**31 - 1), "warmup_steps": (0, 10**9),
             "tp_size": (1, 4096), "cp_size": (1, 4096), "pp_size": (1, 4096),
-            "eval_every": (0, 10**9), "eval_batches": (1, 10**6),
+            "eval_every": (0, 10**9), "eval_batches": (1, 10**6), "sample": (0, 100),
             "timing_warmup_steps": (0, 10**6), "log_every": (1, 10**6), "save_every": (0, 10**9),
             "check_replicas": (0, 10**9), "plan_row": (1, 10**6), "decay_from": (0, 10**9),
             "keep_checkpoints": (2, 10**6), "n_layer": (1, 10**4), "n_head": (1, 10**4), "n_embd": (1, 10**6),

@@ -20,7 +20,6 @@ from gptscale.common.data.sources import TokenSource, open_source
 from gptscale.common.errors import CheckpointError, ConfigError
 from gptscale.common.measure.flops import model_flops_per_token
 from gptscale.common.model.attention import check_attention
-from gptscale.common.model.compilation import check_compile
 from gptscale.common.model.precision import check_precision, emulation
 from gptscale.common.process.world import World
 from gptscale.common.recipe_config import RecipeConfig
@@ -123,7 +122,7 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
         _check_device,
         check_precision,
         check_attention,
-        check_compile,
+        _check_compile,
         _check_wandb,
         functools.partial(_check_recipe, recipe_config),
         functools.partial(_check_plan, recipe_config),
@@ -230,6 +229,13 @@ def _check_wandb(run: Run) -> None:
         from gptscale.results.record.wandb_board import check_wandb
 
         check_wandb()
+
+
+def _check_compile(run: Run) -> None:
+    if run.config.compile or run.config.compile_mode != "default":
+        from gptscale.common.model.compilation import check_compile
+
+        check_compile(run)
 
 
 def _check_fp8(run: Run) -> None:

@@ -8,8 +8,9 @@ import os
 import platform
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,10 +44,11 @@ if TYPE_CHECKING:
 
 PACKAGES = "torch numpy transformers datasets deepspeed fairscale accelerate lightning-fabric colossalai".split()
 
-# Columns that are named after the options, and after the batch arithmetic, that fill them.
+# Columns that are named after the options, the recorder's figures, and the batch arithmetic, that fill them.
 OF_CONFIG = (
     "model precision tp_size cp_size pp_size steps attention activation_checkpointing compile optimizer optimizer_state seed"
 ).split()
+OF_LOSS = "loss_first loss_last eval_loss bits_per_byte".split()
 OF_BATCH = "dp_size micro_batch_size grad_accum_steps global_batch_size".split()
 
 
@@ -62,7 +64,7 @@ class RunRecord:
     table: gets its row. kind: begins the name of a run without one. quiet: print no lines. recorder: set once it exists, so that
     even the row of a failed run holds what was measured before. evidence: set after the last step, of a run that gets a verdict.
     ended: the exit status, set when its steps are over and saved. row: what was written at the end. row_taken: whether the disk
-    took it, None before that.
+    took it, None before that. afterwards: what rank 0 does when the other ranks are gone.
     """
 
     table: RunTable = SUMMARY
@@ -80,6 +82,7 @@ class RunRecord:
         self.evidence: RankEvidence | None = None
         self.ended: int | None = None
         self.row_taken: bool | None = None
+        self.afterwards: Callable[[], None] = lambda: None
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -150,7 +153,7 @@ class RunRecord:
         """Return the columns that rank 0 measured, none if the run ended before its first step."""
         if (recorder := self.recorder) is None:
             return {}
-        row = {"loss_first": recorder.loss_first, "loss_last": recorder.loss_last}
+        row: dict[str, Any] = {name: getattr(recorder, name) for name in OF_LOSS}
         row |= dataclasses.asdict(recorder.speed())
         row |= {"skipped_spikes": recorder.spikes.skipped(), "train_time_s": recorder.train_time_s}
         slow = recorder.slow_ranks
@@ -226,6 +229,10 @@ class RunRecord:
         from gptscale.results.record.summary import print_summary
 
         print_summary(self.row, path, self.folder)
+        if self.ready.run.config.sample and self.row["status"] == "ok":
+            from gptscale.launchers.run.samples import print_samples
+
+            self.afterwards = partial(print_samples, self.ready, self.folder)
         if has_evidence and START not in os.environ:
             print(f"  verdict gptscale why {self.folder} tells what limits its speed", flush=True)
 

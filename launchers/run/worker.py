@@ -93,6 +93,7 @@ def train_and_record(
                 status = StorageError.exit_status
             # Here, because the end of the process group may miss a rank too.
             stack.close()
+            record.afterwards()
             return status
         except BaseException as error:
             if record is not None and record.ended is not None and isinstance(as_known(error), PeerError):
@@ -173,8 +174,11 @@ def _train_with(engine: Engine, ready: ReadyRun, record: RunRecord, stop: StopRe
         engine.skip_steps(spikes.skips)
     batches = ready.batches(ready.train, engine.data_rank, engine.data_size)
     held_out = ready.batches(ready.held_out, engine.data_rank, engine.data_size)
+    evaluates = run.config.eval_every and run.world.is_main
+    bytes_per_token = held_out.bytes_per_token(run.config.eval_batches) if evaluates else None
+    of_data: dict[str, Any] = {"sequences": batches.sequences, "bytes_per_token": bytes_per_token}
     with (
-        Recorder(run, record.folder, start_step=start, sequences=batches.sequences, spikes=spikes) as recorder,
+        Recorder(run, record.folder, start_step=start, spikes=spikes, **of_data) as recorder,
         Prefetcher(batches, run.world.device) as data,
     ):
         record.recorder = recorder

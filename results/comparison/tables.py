@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # Columns that are left out where no group has such a figure.
-OPTIONAL = ("time s", "TFLOP/s", "MFU", "GPU %", "bound by")
+OPTIONAL = ("time s", "TFLOP/s", "MFU", "GPU %", "bits/byte", "bound by")
 # Columns of words, which are flush left. Figures are flush right.
 LEFT = ("recipe", "bound by", "status")
 # Columns that a narrow terminal does not show, the first of them first.
-SPARE = ("p10-p90", "TFLOP/s", "time s", "runs", "GPU %", "MFU", "loss", "step ms")
+SPARE = ("p10-p90", "TFLOP/s", "time s", "runs", "GPU %", "MFU", "bits/byte", "loss", "step ms")
 IDENTITY = (
     "recipe world_size dp_size tp_size cp_size pp_size micro_batch_size grad_accum_steps device workload_hash".split()
 )
@@ -54,7 +54,7 @@ def _cells(group: Group, memory: str, state: tuple[str, float], base: float | No
         "p10-p90": f"{p10 * 1e3:,.1f}-{p90 * 1e3:,.1f}" if p10 is not None and p90 is not None else "-",
         **_shown(group, "tflops_per_device", "mfu", "gpu_util_percent"),
         state[0]: state_text(group, state[1]),
-        **_shown(group, memory, "loss_last"),
+        **_shown(group, memory, "loss_last", "bits_per_byte"),
         "bound by": _bound_by(group),
         "status": _status(group),
     }

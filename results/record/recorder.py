@@ -84,6 +84,7 @@ class Recorder:
     (saving, evaluating) is `paused` and not timed. The step before such a pause ends a window, so that no pause waits for
     steps.
     sequences(step, rank): which sequences of the data a rank had in 0-based `step`, to name a bad batch.
+    bytes_per_token: of the held-out text, which makes bits per byte of a loss. None if there is no text.
     spikes: what finds spikes; it may know the steps before `start_step`.
     """
 
@@ -95,6 +96,7 @@ class Recorder:
         start_step: int = 0,
         sequences: Callable[[int, int], tuple[int, ...]] = lambda step, rank: (),
         spikes: SpikeWatch | None = None,
+        bytes_per_token: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.run, self.folder, self.sequences, self.clock = run, folder, sequences, clock
@@ -104,6 +106,8 @@ class Recorder:
         self.data_waits_s: list[float] = []
         self.loss_first: float | None = None
         self.loss_last: float | None = None
+        self.bytes_per_token = bytes_per_token
+        self.eval_loss: float | None = None
         # Time of all steps, warm-up included, and on rank 0 also of those before a resume.
         self.train_time_s = 0.0
         self._pending: list[PendingStep] = []
@@ -128,7 +132,9 @@ class Recorder:
             self._log = StepLog(steps, after_step=self.start_step)
             self.loss_first, _, self.train_time_s = totals(steps)
             if config.eval_every:
-                self._evals = StepLog(self.folder / "eval.csv", ("step", "loss"), after_step=self.start_step)
+                evals = self.folder / "eval.csv"
+                self._evals = StepLog(evals, ("step", "loss"), after_step=self.start_step)
+                self.eval_loss = totals(evals)[1]
             self._begin_boards()
             self._console = StepLines(
                 self.run.recipe, config.steps, self.run.tokens_per_step, self._speed([1.0], [0.0])
@@ -194,14 +200,23 @@ class Recorder:
 
     def evaluated(self, step: int, loss: Tensor) -> None:
         """Write the loss on held-out sequences after `step`."""
-        value = loss.item()
+        value = self.eval_loss = loss.item()
+        figures = {"loss": value} | ({} if (bits := self.bits_per_byte) is None else {"bits per byte": bits})
         if self._evals:
             self._evals.append({"step": step, "loss": value})
             self._evals.flush()
         for board in self._boards:
-            board.scalars(step, {"eval/loss": value})
+            board.scalars(step, {f"eval/{name.replace(' ', '_')}": x for name, x in figures.items()})
         if self._console:
-            self._console.say(f"step {step}/{self.run.config.steps}  eval loss {value:.4f}")
+            told = "  ".join(f"{name} {x:.4f}" for name, x in figures.items())
+            self._console.say(f"step {step}/{self.run.config.steps}  eval {told}")
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Return the last held-out loss in bits per byte of text, which does not depend on the tokenizer."""
+        if self.eval_loss is None or self.bytes_per_token is None:
+            return None
+        return self.eval_loss / math.log(2) / self.bytes_per_token
 
     def sync(self) -> None:
         """Put all rows so far on disk, before a checkpoint is saved, so that a resumed run finds no gap."""

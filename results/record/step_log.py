@@ -153,12 +153,12 @@ def close_logs(logs: Iterable[StepLog | None], *, failed: bool) -> None:
 
 
 def totals(steps: Path) -> tuple[float | None, float | None, float]:
-    """Return the loss of step 1 and that of the last step of a steps.csv, None if it has none, and the seconds of all steps."""
+    """Return the loss of step 1 and that of the last step of a steps.csv or eval.csv, None if it has none, and the seconds."""
     first, last, seconds = None, None, 0.0
     with steps.open(newline="", errors="replace") as file:
         for row in csv.DictReader(file):
             with suppress(ValueError, TypeError, KeyError):
-                step_time_s = float(row["step_time_s"])
+                step_time_s = float(row.get("step_time_s", 0.0))
                 seconds += step_time_s if math.isfinite(step_time_s) else 0.0
                 last = float(row["loss"])
                 first = last if row["step"] == "1" else first

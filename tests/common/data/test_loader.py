@@ -48,6 +48,19 @@ def test_the_ranks_together_read_the_global_batch(data_size):
     assert all(ranks[0].sequences(9, r) == rank.batch(9).sequences for r, rank in enumerate(ranks))
 
 
+def test_bytes_of_a_token_are_those_of_the_targets_of_all_ranks(bpe_folder, tmp_path):
+    (tmp_path / "text.txt").write_text("def naïve(os):\n    return 3.14  # café\n" * 60)
+    source = open_source(str(tmp_path / "text.txt"), tokenizer=bpe_folder, vocab_size=512)
+    of_ranks = [
+        Batches(source, seq_len=16, global_batch_size=4, seed=1, data_rank=r, data_size=n) for n, r in ((1, 0), (2, 1))
+    ]
+    targets = np.concatenate([of_ranks[0].batch(step).targets.flatten().numpy() for step in range(3)])
+    expected = source.id_bytes[targets].sum() / targets.size
+    assert [batches.bytes_per_token(3) for batches in of_ranks] == pytest.approx([expected] * 2)
+    assert expected > 1.2
+    assert Batches(counting(100), seq_len=8, global_batch_size=2, seed=1).bytes_per_token(1) is None
+
+
 def test_a_new_object_resumes_anywhere():
     first = Batches(Synthetic(257, 3), seq_len=16, global_batch_size=4, seed=1)
     walked = [first.batch(step).inputs for step in range(20)]

@@ -42,6 +42,9 @@ def test_byte_pairs_round_trip_and_no_text_makes_the_end_of_text(bpe_folder, tex
     assert tokenizer.end_of_text not in ids
     assert len(ids) == 0 or ids.max() < tokenizer.vocab_size
     assert tokenizer.decode(np.append(ids, tokenizer.end_of_text).astype(np.uint16)) == text
+    # They make bits per byte of a loss.
+    assert tokenizer.id_bytes[ids].sum() == len(text.encode())
+    assert tokenizer.id_bytes[tokenizer.end_of_text] == 0
 
 
 def test_byte_pairs_are_shorter_than_bytes_and_their_vocabulary_has_a_name(bpe_folder):

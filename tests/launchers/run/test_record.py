@@ -11,7 +11,7 @@ from gptscale.common.measure.live_state import LiveState, Offload
 from gptscale.common.measure.speed import Memory, Speed
 from gptscale.common.settings import plan_file
 from gptscale.foresight.verdict.verdict import Verdict
-from gptscale.launchers.run.record import RunRecord, bubble_figures, new_run_id, offload_figures
+from gptscale.launchers.run.record import OF_LOSS, RunRecord, bubble_figures, new_run_id, offload_figures
 from gptscale.results.columns import SUMMARY
 from gptscale.results.record.facts import highest, state_columns
 
@@ -75,7 +75,7 @@ def test_each_part_of_a_run_fills_the_columns_of_its_name(plan, monkeypatch):
     monkeypatch.setattr(plan_file, "read_row", lambda path, number: row)
     slow, spikes = SimpleNamespace(rank=1, ratio=2.0), SimpleNamespace(skipped=lambda: 0)
     steps = SimpleNamespace(
-        loss_first=1.0, loss_last=1.0, speed=Speed, slow_ranks=slow, spikes=spikes, train_time_s=1.0, **vars(RECORDER)
+        **dict.fromkeys(OF_LOSS, 1.0), speed=Speed, slow_ranks=slow, spikes=spikes, train_time_s=1.0, **vars(RECORDER)
     )
     cause = SimpleNamespace(name="data-bound", share=0.5, without_s=0.5)
     verdict = Verdict("data-bound", 1.0, 0.0, 1.0, {}, [cause])

@@ -115,7 +115,11 @@ def test_leaves_row_configuration_status_and_steps(plan, tmp_path, capsys):
     assert {"--steps", "4", "--save-last"} <= set(noted["command"])
     assert json.loads((folder / "status.json").read_text()) == {"status": "ok", "error": "", "step": 4, "start": ""}
     assert len((folder / "steps.csv").read_text().splitlines()) == 5
-    assert len((folder / "eval.csv").read_text().splitlines()) == 3
+    evals = (folder / "eval.csv").read_text().splitlines()
+    assert len(evals) == 3
+    assert evals[-1] == f"4,{found['eval_loss']}"
+    # Random ids are no text.
+    assert found["bits_per_byte"] == ""
     said = capsys.readouterr().out
     assert "step 4/4  loss" in said
     assert "summary.csv" in said

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from gptscale.recipes import fsdp
+from gptscale.recipes.fsdp import FSDPConfig, build_over
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,7 +34,7 @@ Style = Literal["ring", "ulysses"]
 
 
 @dataclass(frozen=True)
-class ContextParallelConfig(fsdp.FSDPConfig):
+class ContextParallelConfig(FSDPConfig):
     """Options of fsdp, and how ranks of a sequence attend to all of it. Their number is --cp-size."""
 
     cp_style: Style = "ring"
@@ -103,7 +103,7 @@ def build(run: Run, config: ContextParallelConfig) -> TorchEngine:
     from gptscale.common.model.build import meta_gpt
 
     model = meta_gpt(run)
-    return fsdp.build_over(model, run, config, apply_cp(model, run, config.cp_style))
+    return build_over(model, run, config, apply_cp(model, run, config.cp_style))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD, V_SHAPED, describe_stages, stage_sizes
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import refuse_changed
-from gptscale.recipes.context_parallel import Style, apply_cp
 from gptscale.recipes.pipeline import PipelineConfig
 from gptscale.recipes.pipeline import shard as schedule_of
 from gptscale.recipes.tensor_parallel import apply_tp
@@ -41,7 +40,7 @@ class HybridConfig(PipelineConfig):
 
     data_parallel: Literal["fsdp", "ddp"] = "fsdp"
     """fsdp cuts parameters over the data ranks; ddp keeps them whole there."""
-    cp_style: Style = "ring"
+    cp_style: Literal["ring", "ulysses"] = "ring"
     """How ranks of a sequence attend to all of it, as in context_parallel: ring | ulysses."""
 
     @classmethod
@@ -120,6 +119,7 @@ def build(run: Run, config: HybridConfig) -> Engine:
     from gptscale.common.model.build import meta_gpt
     from gptscale.common.model.precision import DTYPES
     from gptscale.common.optim.fused import FusedOptimizer
+    from gptscale.recipes.context_parallel import apply_cp
 
     c, dp_size, kind = run.config, run.batch.dp_size * run.cp_size, run.world.device.type
     replicas, shards = (1, dp_size) if config.data_parallel == "fsdp" else (dp_size, 1)

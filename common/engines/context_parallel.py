@@ -39,20 +39,26 @@ def check_cp(run: Run, style: str) -> None:
             raise ConfigError(f"{what} {size} is not divisible by {by}cp_size {cp_size}", "in --cp-size", fix)
     if style == "ulysses":
         return
-    cuda, ulysses = run.world.device.type == "cuda", "or --cp-style ulysses"
-    if config.dropout:
-        raise ConfigError("ring attention has no dropout", "in --dropout", f"use --dropout 0, {ulysses}")
-    if config.compile:
-        what = "torch.compile would break its graph of a block at each message of a ring"
-        raise ConfigError(what, "in --compile", f"leave it out, {ulysses}")
-    if config.attention not in ("auto", "flash"):
-        what = f"a ring merges by the sums of flash attention, which {config.attention} does not give"
-        raise ConfigError(what, "in --attention", f"use auto, {ulysses}")
-    if cuda and config.precision == "fp32":
-        raise ConfigError("flash attention computes in 16 bits", "in --precision", f"use bf16, {ulysses}")
-    if cuda and gpt.head_dim % 8:
-        what = f"flash attention needs heads of a multiple of 8 numbers, not {gpt.head_dim}"
-        raise ConfigError(what, "in --n-head", f"use another number, {ulysses}")
+    on_cuda, kernel = run.world.device.type == "cuda", config.attention
+    for refused, what, option, fix in (
+        (config.dropout, "a ring has no dropout", "dropout", "use --dropout 0"),
+        (config.compile, "each message of a ring would break the graph of a block", "compile", "leave it out"),
+        (
+            kernel not in ("auto", "flash"),
+            f"a ring needs the sums of flash attention, not {kernel}",
+            "attention",
+            "use auto",
+        ),
+        (on_cuda and config.precision == "fp32", "flash attention computes in 16 bits", "precision", "use bf16"),
+        (
+            on_cuda and gpt.head_dim % 8,
+            f"flash attention has no heads of {gpt.head_dim} numbers",
+            "n-head",
+            "use another",
+        ),
+    ):
+        if refused:
+            raise ConfigError(what, f"in --{option}", f"{fix}, or --cp-style ulysses")
 
 
 def attend_in_ring(

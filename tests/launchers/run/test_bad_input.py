@@ -58,7 +58,7 @@ CASES = {
     "no data ranks": (["run", "tensor_parallel", "--nproc", "4", "--tp-size", "2"], "tensor_parallel has no dp axis for 2 times tp 2 x cp 1 x pp 1, in --nproc, use --nproc 2, or recipe hybrid_3d"),
     "ranks of a sequence": (["run", "context_parallel", "--nproc", "2", "--seq-len", "34"], "seq_len 34 is not divisible by 2 x cp_size 2, in --cp-size, use one of [1]"),
     "ranks of a sequence and heads": (["run", "context_parallel", "--nproc", "8", "--cp-style", "ulysses"], "n_head 4 is not divisible by cp_size 8, in --cp-size, use one of [1, 2, 4], or --cp-style ring"),
-    "a ring and dropout": (["run", "context_parallel", "--nproc", "2", "--dropout", "0.1"], "ring attention has no dropout, in --dropout, use --dropout 0, or --cp-style ulysses"),
+    "a ring and dropout": (["run", "context_parallel", "--nproc", "2", "--dropout", "0.1"], "a ring has no dropout, in --dropout, use --dropout 0, or --cp-style ulysses"),
     "a ring, compiled": (["run", "context_parallel", "--nproc", "2", "--compile"], "in --compile, leave it out, or --cp-style ulysses"),
     "a ring and its kernel": (["run", "hybrid_3d", "--nproc", "2", "--cp-size", "2", "--attention", "math"], "in --attention, use auto, or --cp-style ulysses"),
     "async TP on a CPU": (["run", "tensor_parallel", "--nproc", "2", "--async-tp", "--device", "cpu"], "async TP needs CUDA devices with NVLink, in --async-tp"),

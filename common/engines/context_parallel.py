@@ -28,7 +28,7 @@ def check_cp(run: Run, style: str) -> None:
     cp_size, tp_size, gpt, config = run.cp_size, run.tp_size, run.gpt, run.config
     if cp_size == 1:
         return
-    sizes = {"seq_len": (run.seq_len, tp_size * (2 if style == "ring" else 1))}
+    sizes = {"seq_len": (run.seq_len, math.lcm(tp_size, 2 if style == "ring" else 1))}
     if style == "ulysses":
         sizes |= {"n_head": (gpt.n_head, tp_size), "n_kv_head": (gpt.n_kv_head, tp_size)}
     for what, (size, times) in sizes.items():

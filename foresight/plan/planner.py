@@ -186,9 +186,14 @@ def estimated_seconds(candidate: Candidate, places: Places, costs: Costs) -> flo
     each *= SELECTIVE if mode == "selective" else 1.0
     if tp > 1:
         # Twice in forward and twice in backward, and twice more where a forward is computed again.
-        turns = (6 if mode == "full" else 4) * gpt.n_layer / pp
-        nbytes = tokens * gpt.n_embd * size
+        turns, nbytes = (6 if mode == "full" else 4) * gpt.n_layer / pp, tokens * gpt.n_embd * size
         each += turns * costs.seconds(Work(0.0, "collective", 0, "all-reduce", nbytes=nbytes, ranks=tp, on_node=tp))
+    if cp > 1:
+        # Messages of a ring hide behind attention, but for their start.
+        kinds = (3 * (cp - 1), "send", 0.0), (8, "all-to-all", tokens * gpt.attention_width * size)
+        turns, name, nbytes = kinds[getattr(config, "cp_style", "") == "ulysses"]
+        message = Work(0.0, "collective", 0, name, nbytes=nbytes, ranks=cp, on_node=min(cp, costs.per_node))
+        each += turns * gpt.n_layer * costs.seconds(message)
     held, dp = gpt.n_params / tp / pp, batch.dp_size * cp
     nodes = max(1, run.world.world_size // costs.per_node)
     on_node = max(1, min(dp, costs.per_node // tp // (pp if nodes == 1 else 1)))

@@ -8,6 +8,7 @@ that of Jacobs et al. 2023 (DeepSpeed Ulysses, 2309.14509).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -98,7 +99,7 @@ class _Ring(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float) -> Tensor:
         ctx.group, ctx.scale, kv = group, scale, torch.stack((k, v))
         for step, queries, keys in _meetings(group, q.shape[2]):
-            coming = _Message(kv, group) if step < group.size() - 1 else None
+            coming = _sent_on(kv, group) if step < group.size() - 1 else None
             part, part_lse = _flash(q[:, :, queries], *kv[:, :, :, keys], step == 0, scale)
             if step == 0:
                 out, lse = part.to(torch.float32, copy=True), part_lse.clone(memory_format=torch.contiguous_format)
@@ -107,7 +108,7 @@ class _Ring(torch.autograd.Function):
                 total = torch.logaddexp(sums, part_lse)
                 rows.mul_((sums - total).exp_().unsqueeze(-1)).add_(part * (part_lse - total).exp_().unsqueeze(-1))
                 sums.copy_(total)
-            kv = coming.received() if coming else kv
+            kv = coming() if coming else kv
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
         return out
@@ -117,23 +118,23 @@ class _Ring(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         group, kv, leaving = ctx.group, torch.stack((k, v)), None
         for step, queries, keys in _meetings(group, q.shape[2]):
-            coming = _Message(kv, group) if step < group.size() - 1 else None
+            coming = _sent_on(kv, group) if step < group.size() - 1 else None
             own, sums = (x[:, :, queries] for x in (grad, q, out)), lse[:, :, queries].contiguous()
             of_q, *of_kv = _flash_backward(*own, *kv[:, :, :, keys], sums, step == 0, ctx.scale)
             if step == 0:
                 grad_q, at_home = of_q.float(), torch.stack(of_kv).float()
             else:
                 grad_q[:, :, queries] += of_q
-                travelling = leaving.received() if leaving else torch.zeros_like(at_home)
+                travelling = leaving() if leaving else torch.zeros_like(at_home)
                 travelling[:, :, :, keys] += torch.stack(of_kv)
-                leaving = _Message(travelling, group)
-            kv = coming.received() if coming else kv
+                leaving = _sent_on(travelling, group)
+            kv = coming() if coming else kv
         if leaving:
-            at_home += leaving.received()
+            at_home += leaving()
         return grad_q.to(q.dtype), *at_home.to(q.dtype), None, None
 
 
-def _meetings(group: Group, n: int) -> Any:
+def _meetings(group: Group, n: int) -> Iterator[tuple[int, slice, slice]]:
     """Yield each step of the ring, and which of this rank's n queries and of the keys that are there in it see each other.
 
     Before the first message all do, under the causal mask. Then those of a rank before this one are seen in their front half by
@@ -145,20 +146,19 @@ def _meetings(group: Group, n: int) -> Any:
         yield (step, every, front) if step <= group.rank() else (step, back, every)
 
 
-class _Message:
-    """A tensor on its way to the next rank of a ring, and one of its kind that comes from the rank before."""
+def _sent_on(tensor: Tensor, group: Group) -> Callable[[], Tensor]:
+    """Begin to send a tensor to the next rank of a ring, and return what waits for that of the rank before."""
+    coming, rank, size = torch.empty_like(tensor), group.rank(), group.size()
+    sends = dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % size)
+    receives = dist.P2POp(dist.irecv, coming, group=group, group_peer=(rank - 1) % size)
+    under_way = dist.batch_isend_irecv([sends, receives])
 
-    def __init__(self, tensor: Tensor, group: Group) -> None:
-        self.sent, self.coming, rank, size = tensor, torch.empty_like(tensor), group.rank(), group.size()
-        sends = dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % size)
-        receives = dist.P2POp(dist.irecv, self.coming, group=group, group_peer=(rank - 1) % size)
-        self.under_way = dist.batch_isend_irecv([sends, receives])
-
-    def received(self) -> Tensor:
-        """Wait, and return what has come."""
-        for work in self.under_way:
+    def received() -> Tensor:
+        for work in under_way:
             work.wait()
-        return self.coming
+        return coming
+
+    return received
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:

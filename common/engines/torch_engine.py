@@ -46,18 +46,27 @@ class SteppedEngine(Engine):
     def join(self, group: dist.ProcessGroup | None, cut: Callable[[Tensor], Tensor] | None) -> None:
         """Learn which processes split the batch, of which those that share a sequence are neighbours. cut: as in TorchEngine."""
         self.group, self.cut_tokens = group, cut
-        self.shares = dist.get_world_size(group) if group else 1
-        of_sequence = self.run.cp_size
-        self.data_rank, self.data_size = (
-            (dist.get_rank(group) if group else 0) // of_sequence,
-            self.shares // of_sequence,
-        )
+        rank, self.shares = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
+        self.data_rank, self.data_size = rank // self.run.cp_size, self.shares // self.run.cp_size
 
     def own_tokens(self, batch: Batch) -> Batch:
         """Return the tokens of a batch that this process has, where several share a sequence."""
         if self.cut_tokens is None:
             return batch
         return batch._replace(inputs=self.cut_tokens(batch.inputs), targets=self.cut_tokens(batch.targets))
+
+    def gather(self, value: Tensor) -> Callable[[], Tensor]:
+        """Begin to gather every process's scalar, and return what waits, and adds up those of a data rank, (data_size,)."""
+        if self.group is None:
+            return lambda: value.view(1)
+        gathered = value.new_empty(self.shares)
+        work = dist.all_gather_into_tensor(gathered, value.view(1), group=self.group, async_op=True)
+
+        def of_data_ranks() -> Tensor:
+            work.wait()
+            return gathered.view(self.data_size, -1).sum(1)
+
+        return of_data_ranks
 
     def optimizer_step(self, lr: float, loss: Tensor) -> Tensor:
         """Apply the gradients as `Stepper.step` does, and measure in the first steps what state is held just before."""
@@ -139,11 +148,10 @@ class TorchEngine(SteppedEngine):
                 # factor turns that average into a sum.
                 grad_factor = self.optimizer.scale.to(loss.device) * self.shares / n_targets
             if i == len(micro_batches):
-                rank_losses, wait_for_losses = self._all_gather(loss / n_targets)
+                losses = self.gather(loss / n_targets)
             self.backward(tell_backward(micro_loss * grad_factor))
         progress.at("optimizer")
-        wait_for_losses()
-        rank_losses = rank_losses.view(self.data_size, -1).sum(1)
+        rank_losses = losses()
         loss = rank_losses.sum()
         return StepResult(loss, self.optimizer_step(lr, loss), rank_losses)
 
@@ -178,13 +186,6 @@ class TorchEngine(SteppedEngine):
         if self.group is None:
             return value, lambda: None
         return value, dist.all_reduce(value, group=self.group, async_op=True).wait
-
-    def _all_gather(self, value: Tensor) -> tuple[Tensor, Callable[[], object]]:
-        """Begin to gather every rank's scalar, and return them, (shares,), with the function that waits for them."""
-        gathered = value.new_empty(self.shares)
-        if self.group is None:
-            return gathered.copy_(value), lambda: None
-        return gathered, dist.all_gather_into_tensor(gathered, value.view(1), group=self.group, async_op=True).wait  # type: ignore
 
 
 def tell_backward(loss: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ class PipelineEngine(SteppedEngine):
             weight, both_ends = self.tied
             assert weight.grad is not None
             dist.all_reduce(local(weight.grad), group=both_ends)
-        rank_losses = self._gather_data_ranks(total / n_targets)
+        rank_losses = self.gather(total / n_targets)()
         loss = rank_losses.sum()
         return StepResult(loss, self.optimizer_step(lr, loss), rank_losses)
 
@@ -153,7 +153,7 @@ class PipelineEngine(SteppedEngine):
                 x = self._forward(stage, x, targets)
         dist.all_reduce(self.loss.total, group=self.pipeline)
         n_targets = (batch.targets != IGNORE).sum()
-        return self._gather_data_ranks(self.loss.total).sum() / self._gather_data_ranks(n_targets).sum()
+        return self.gather(self.loss.total)().sum() / self.gather(n_targets)().sum()
 
     def bubble(self) -> Bubble:
         """Return what the stages' clock measured."""
@@ -190,11 +190,3 @@ class PipelineEngine(SteppedEngine):
         elif rank_after != stage.group_rank:
             dist.send(y.contiguous(), group=self.pipeline, group_dst=rank_after)
         return y
-
-    def _gather_data_ranks(self, value: Tensor) -> Tensor:
-        """Gather every data rank's scalar, (data_size,), the sum of those of the ranks that share its sequences."""
-        if self.group is None:
-            return value.view(1)
-        gathered = value.new_empty(self.shares)
-        dist.all_gather_into_tensor(gathered, value.view(1), group=self.group)
-        return gathered.view(self.data_size, -1).sum(1)

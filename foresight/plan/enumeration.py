@@ -83,14 +83,8 @@ def _requests(
 ) -> Iterator[tuple[RunConfig, RecipeConfig]]:
     """Yield options of the run and of the recipe, many of which the recipe will refuse."""
     options = list(_options(row, kind, cluster))
-    for tp_size, cp_size, pp_size in _meshes(cluster, row.axes):
-        data_ranks = cluster.ranks // (tp_size * cp_size * pp_size)
-        sequences = (config.global_batch_size or 1) // data_ranks
-        sizes: dict[str, Any] = {
-            "tp_size": tp_size if "tp" in row.axes else None,
-            "cp_size": cp_size if "cp" in row.axes else None,
-            "pp_size": pp_size if "pp" in row.axes else None,
-        }
+    for sizes in _meshes(cluster, row.axes):
+        sequences = (config.global_batch_size or 1) // (cluster.ranks // math.prod(sizes.values()))
         for exponent in range(max(1, sequences).bit_length()):
             if sequences % 2**exponent == 0 or exponent == 0:
                 batch: dict[str, Any] = {"micro_batch_size": 2**exponent, "grad_accum_steps": None}
@@ -105,22 +99,19 @@ def _no_mesh(row: Recipe, cluster: Cluster) -> str:
     return f"its tensor ranks would span nodes of {cluster.per_node}" if row.axes == ("tp",) else "no option of it fits"
 
 
-def _meshes(cluster: Cluster, axes: Sequence[str]) -> Iterator[tuple[int, int, int]]:
-    """Yield sizes of tensor ranks, of those of a sequence, which are not tried on four axes, and of pipeline ranks.
-
-    Tensor ranks stay in a node.
-    """
+def _meshes(cluster: Cluster, axes: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield sizes of the axes beside data ranks. Tensor ranks stay in a node. Sequences are not cut beside two other axes."""
     n = cluster.ranks
     divisors = [size for size in range(1, n + 1) if n % size == 0]
-    tensor = [size for size in divisors if size <= cluster.per_node or n == 1] if "tp" in axes else [1]
-    stages = divisors if "pp" in axes else [1]
-    for sizes in itertools.product(tensor, divisors if axes[:1] == ("cp",) else [1], stages):
-        if n % math.prod(sizes) or ("dp" not in axes and math.prod(sizes) != n):
-            continue
+    tensor = [size for size in divisors if size <= cluster.per_node or n == 1]
+    listed = {"tp": tensor, "cp": divisors if len(axes) < 4 else [1], "pp": divisors}
+    names = [axis for axis in listed if axis in axes]
+    for sizes in itertools.product(*(listed[name] for name in names)):
+        ranks = math.prod(sizes)
         # Without such ranks it is what the recipes of one axis do.
-        if len(axes) > 1 and math.prod(sizes) == 1 and n > 1:
+        if n % ranks or ("dp" not in axes and ranks != n) or (len(axes) > 1 and ranks == 1 and n > 1):
             continue
-        yield sizes
+        yield {f"{name}_size": size for name, size in zip(names, sizes, strict=True)}
 
 
 def _options(row: Recipe, kind: type[RecipeConfig], cluster: Cluster) -> Iterator[RecipeConfig]:

@@ -177,10 +177,8 @@ KINDS_OF_MEMORY = {
 def words_of(row: PlannedRow) -> list[str]:
     """Return the command line of a row behind its recipe, without how many processes it has."""
     run, recipe = row.candidate.run, get(row.candidate.run.recipe)
-    axes = ("tp", "cp", "pp")
-    own_place: dict[str, Any] = {
-        f"{axis}_size": getattr(run, f"{axis}_size") if axis in recipe.axes else None for axis in axes
-    }
+    own_place: dict[str, Any] = dict.fromkeys(("tp_size", "cp_size", "pp_size"))
+    own_place |= {f"{axis}_size": run.mesh.size(axis) for axis in recipe.axes if axis != "dp"}
     own_place["device"] = "cpu" if row.cluster.is_cpu else "auto"
     config = dataclasses.replace(run.config, micro_batch_size=run.batch.micro_batch_size, **own_place)
     own = row.candidate.config

@@ -38,27 +38,15 @@ def check_cp(run: Run, style: str) -> None:
             by = f"{times} x " * (times > 1)
             fix = f"use one of {fits}" + ", or --cp-style ring" * (what != "seq_len")
             raise ConfigError(f"{what} {size} is not divisible by {by}cp_size {cp_size}", "in --cp-size", fix)
-    if style == "ulysses":
-        return
     on_cuda, kernel = run.world.device.type == "cuda", config.attention
     for refused, what, option, fix in (
         (config.dropout, "a ring has no dropout", "dropout", "use --dropout 0"),
         (config.compile, "each message of a ring would break the graph of a block", "compile", "leave it out"),
-        (
-            kernel not in ("auto", "flash"),
-            f"a ring needs the sums of flash attention, not {kernel}",
-            "attention",
-            "use auto",
-        ),
-        (on_cuda and config.precision == "fp32", "flash attention computes in 16 bits", "precision", "use bf16"),
-        (
-            on_cuda and gpt.head_dim % 8,
-            f"flash attention has no heads of {gpt.head_dim} numbers",
-            "n-head",
-            "use another",
-        ),
+        (kernel not in ("auto", "flash"), f"a ring is made of flash attention, not {kernel}", "attention", "use auto"),
+        (on_cuda and config.precision == "fp32", "a ring computes in 16 bits on a GPU", "precision", "use bf16"),
+        (on_cuda and gpt.head_dim % 8, f"a ring has no heads of {gpt.head_dim} numbers", "n-head", "use another"),
     ):
-        if refused:
+        if refused and style == "ring":
             raise ConfigError(what, f"in --{option}", f"{fix}, or --cp-style ulysses")
 
 

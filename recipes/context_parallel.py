@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gptscale.recipes.fsdp import FSDPConfig, build_over
 
@@ -90,6 +90,7 @@ def apply_cp(model: nn.Module, run: Run, style: Style) -> Callable[[Tensor], Ten
         return cut(torch.arange(size * n, device=device).unsqueeze(0)).squeeze(0)
 
     attend = partial(attend_in_ring if style == "ring" else attend_by_heads, group=group)
+    module: Any
     for module in model.modules():
         if hasattr(module, "positions"):
             module.positions = positions

@@ -88,7 +88,8 @@ class _Ring(torch.autograd.Function):
         ctx.group, ctx.scale, kv = group, scale, torch.stack((k, v))
         for step, queries, keys in _meetings(group, q.shape[2]):
             coming = _sent_on(kv, group) if step < group.size() - 1 else None
-            part, part_lse = _flash(q[:, :, queries], *kv[:, :, :, keys], step == 0, scale)
+            part_k, part_v = kv[:, :, :, keys]
+            part, part_lse = _flash(q[:, :, queries], part_k, part_v, step == 0, scale)
             if step == 0:
                 out, lse = part.to(torch.float32, copy=True), part_lse.clone(memory_format=torch.contiguous_format)
             else:
@@ -107,8 +108,9 @@ class _Ring(torch.autograd.Function):
         group, kv, leaving = ctx.group, torch.stack((k, v)), None
         for step, queries, keys in _meetings(group, q.shape[2]):
             coming = _sent_on(kv, group) if step < group.size() - 1 else None
-            own, sums = (x[:, :, queries] for x in (grad, q, out)), lse[:, :, queries].contiguous()
-            of_q, *of_kv = _flash_backward(*own, *kv[:, :, :, keys], sums, step == 0, ctx.scale)
+            of_out, own_q, own, sums = (x[:, :, queries] for x in (grad, q, out, lse))
+            part_k, part_v = kv[:, :, :, keys]
+            of_q, *of_kv = _flash_backward(of_out, own_q, part_k, part_v, own, sums.contiguous(), step == 0, ctx.scale)
             if step == 0:
                 grad_q, at_home = of_q.float(), torch.stack(of_kv).float()
             else:
@@ -158,7 +160,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple
 
 
 def _flash_backward(
-    grad: Tensor, q: Tensor, out: Tensor, k: Tensor, v: Tensor, lse: Tensor, causal: bool, scale: float
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v, of which k and v are a part of all that `out` and `lse` are sums over."""
     if not q.is_cuda:

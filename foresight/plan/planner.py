@@ -42,7 +42,7 @@ class WorkPlan:
     cluster: Cluster
     config: RunConfig
     rows: list[PlannedRow]
-    also: dict[tuple[str, int, int], list[str]]
+    also: dict[tuple[str, int, int, int], list[str]]
     nearest: PlannedRow | None
     listed: int
     splits: int
@@ -140,14 +140,14 @@ def _of_group(
 
 def _splits(
     fitting: Sequence[PlannedRow], order: Sequence[str]
-) -> tuple[list[list[PlannedRow]], dict[tuple[str, int, int], list[str]]]:
+) -> tuple[list[list[PlannedRow]], dict[tuple[str, int, int, int], list[str]]]:
     """Return the forms of each split, the best first, and the recipes that split in the same way."""
-    by_split: dict[tuple[str, int, int], list[PlannedRow]] = {}
+    by_split: dict[tuple[str, int, int, int], list[PlannedRow]] = {}
     # A larger micro-batch has larger products. So it comes first where the estimate does not tell.
     for row in sorted(fitting, key=lambda row: (row.estimate, -row.candidate.run.batch.micro_batch_size)):
         by_split.setdefault(row.candidate.split, []).append(row)
-    also: dict[tuple[str, int, int], list[str]] = {}
-    kinds: dict[object, tuple[str, int, int]] = {}
+    also: dict[tuple[str, int, int, int], list[str]] = {}
+    kinds: dict[object, tuple[str, int, int, int]] = {}
     splits = []
     for split, forms in sorted(by_split.items(), key=lambda item: (item[1][0].estimate, order.index(item[0][0]))):
         first = forms[0]
@@ -190,7 +190,7 @@ def estimated_seconds(candidate: Candidate, places: Places, costs: Costs) -> flo
         each += turns * costs.seconds(Work(0.0, "collective", 0, "all-reduce", nbytes=nbytes, ranks=tp, on_node=tp))
     if cp > 1:
         # Messages of a ring hide behind attention, but for their start.
-        kinds = (3 * (cp - 1), "send", 0.0), (8, "all-to-all", tokens * gpt.attention_width * size)
+        kinds = (3 * (cp - 1), "send", 0), (8, "all-to-all", tokens * gpt.attention_width * size)
         turns, name, nbytes = kinds[getattr(config, "cp_style", "") == "ulysses"]
         message = Work(0.0, "collective", 0, name, nbytes=nbytes, ranks=cp, on_node=min(cp, costs.per_node))
         each += turns * gpt.n_layer * costs.seconds(message)

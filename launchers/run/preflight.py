@@ -103,7 +103,7 @@ class ReadyRun:
 def resolve(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world: World) -> Run:
     """Return a run with its mesh and its batch arithmetic, or raise ConfigError if they do not work out."""
     mesh, axes = mesh_of(recipe, config, world.world_size), get(recipe).mesh
-    config = dataclasses.replace(config, **{f"{axis}_size": mesh.size(axis) for axis in ("tp", "cp", "pp")})
+    config = dataclasses.replace(config, tp_size=mesh.size("tp"), cp_size=mesh.size("cp"), pp_size=mesh.size("pp"))
     return Run(recipe, config, config.gpt(), _batch_plan(config, recipe_config, mesh), world, axes)
 
 

@@ -57,7 +57,7 @@ def tried(simulations: Sequence[Simulation], cluster: Cluster, precision: str, n
     slowest = max(replayed.values(), key=lambda step: step.step_s)
     last = replayed[max(replayed)]
     seconds = slowest.step_s + ((n - written) * one_more_s(last, written) if n > written else 0.0)
-    time = priced(slowest, slowest.step_s, costs)
+    time = priced(slowest, slowest.step_s, costs, precision)
     share = time.parts[time.bound] / slowest.step_s
     return Tried(
         StepTime(

@@ -71,10 +71,14 @@ def main_precision(works: Sequence[Work]) -> str:
     return max(precisions, key=lambda precision: precisions[precision], default="bf16")
 
 
-def priced(step: Replayed, with_host_s: float, costs: Costs) -> PricedStep:
-    """Return a replayed step in figures. with_host_s: how long it is with a host as slow as this machine's."""
+def priced(step: Replayed, with_host_s: float, costs: Costs, precision: str = "") -> PricedStep:
+    """Return a replayed step in figures.
+
+    with_host_s: how long it is with a host as slow as this machine's. precision: that was asked for, whose peak is the device's
+    even where most is computed in a slower one, so that programs can be compared.
+    """
     computing = [span.work for span in step.spans if span.kind in (PRODUCTS, ATTENTION)]
-    peak = costs.peak(main_precision(computing))
+    peak = max(costs.peak(name) for name in (main_precision(computing), precision) if name)
     forward = sum(work.flops for work in computing if work.part == FORWARD)
     every = sum(work.flops for work in computing)
     guessed = Counter(s.work.name for s in step.spans if s.work.nbytes is None and s.work.kind == "kernel")

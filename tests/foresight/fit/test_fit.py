@@ -280,6 +280,15 @@ def test_a_model_that_cannot_be_narrow_is_proved_with_two_blocks_of_each_list(tm
     assert run(written(tmp_path, found, "single"), 1) != []
 
 
+def test_a_model_of_stages_is_proved_with_few_batch_norms(tmp_path):
+    import transformers
+
+    config = transformers.ResNetConfig(depths=[3, 3], hidden_sizes=[8, 16], embedding_size=8)
+    config.architectures = ["ResNetForImageClassification"]
+    config.save_pretrained(tmp_path)
+    assert '"depths": [2, 1]' in subject_of(f"hf:{tmp_path}", "", "", None, tmp_path).small
+
+
 @pytest.mark.parametrize(
     ("file", "model", "name"),
     [

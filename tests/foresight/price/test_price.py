@@ -8,7 +8,7 @@ from gptscale.foresight.mock_cuda.calls import Call, read_calls
 from gptscale.foresight.price.cost import KERNEL_S, costs_of
 from gptscale.foresight.price.record import Work, recorded_step, summary
 from gptscale.foresight.price.replay import replay
-from gptscale.foresight.price.step_time import step_times
+from gptscale.foresight.price.step_time import priced, step_times
 
 H100 = costs_of("h100-80")
 
@@ -200,3 +200,9 @@ def test_a_step_is_told_in_shares_of_the_peak():
     assert 0.8 * H100.reached.products < time.hfu < H100.reached.products
     assert (time.bound, time.guessed, time.graphs) == ("products", {"of_a_library": 1}, 1)
     assert time.as_json()["low_s"] < time.step_s < time.as_json()["high_s"]
+
+
+def test_products_in_fp32_are_a_share_of_the_peak_that_was_asked_for():
+    step = replay({0: [product(4096, 4096, 4096, precision="fp32")]}, H100, {0: 0.0})[0]
+    alone, asked = (priced(step, step.step_s, H100, precision) for precision in ("", "bf16"))
+    assert alone.hfu / asked.hfu == pytest.approx(H100.peak("bf16") / H100.peak("fp32"))

@@ -33,6 +33,7 @@ STATES = [
     ("single", "fp32", 4 * N, 8 * N + STEPS),
     ("ddp", "bf16", 4 * N, 8 * N + STEPS),
     ("fsdp", "fp32", 2 * N, 4 * N + STEPS),
+    ("context_parallel", "fp32", 2 * N, 4 * N + STEPS),
     ("zero1", "bf16", 2 * N, 2 * N + 4 * N + 8),
     ("zero2", "fp32", 4 * N, 2 * N + 4 * N + 8),
     ("zero3", "bf16", N, 6 * N),

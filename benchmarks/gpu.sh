@@ -51,7 +51,7 @@ stages=(
     "graphs  python -m benchmarks.model --contenders single_compiled,single_graphs --rounds 1 --steps 50 --csv $out/graphs.csv"
 )
 for recipe in ddp zero1 zero2 fsdp_offload zero_offload zero_infinity accelerate_fsdp lightning_fabric fairscale_sdp fairscale_fsdp \
-    tensor_parallel pipeline hybrid_3d colossal_tensor colossal_pipeline colossal_zero colossal_gemini; do
+    tensor_parallel context_parallel pipeline hybrid_3d colossal_tensor colossal_pipeline colossal_zero colossal_gemini; do
     stages+=("on_$recipe gptscale run $recipe $one")
 done
 stages+=(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 # The letters of a formula of state.
 LETTERS = {
     "N": "parameters", "n": "parameters of a rank before d cuts them", "d": "data ranks", "t": "tensor ranks",
-    "p": "pipeline ranks", "b": "bytes of a weight in computation", "h": "hidden size", "L": "blocks",
+    "c": "ranks of a sequence", "p": "pipeline ranks", "b": "bytes of a weight in computation", "h": "hidden size", "L": "blocks",
 }  # fmt: skip
 
 

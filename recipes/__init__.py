@@ -32,7 +32,7 @@ class Recipe(NamedTuple):
     """One row: where a strategy lives, what it asks for, and what is true of it.
 
     config: the name of its frozen dataclass in `module`. what: one line for `gptscale run --help`.
-    engine: distribution on the package index. axes: mesh axes it can split over, of dp, tp, pp; () is one process.
+    engine: distribution on the package index. axes: mesh axes it can split over, of dp, cp, tp, pp; () is one process.
     mesh: the axes in the order of its ranks, the outermost first.
     preset: fields of the config that this row fixes. needs_cuda: its engine refuses a CPU.
     torch: the versions that have what it calls. Those of the engine that were tried stand in setup.cfg alone.
@@ -172,10 +172,13 @@ RECIPES: dict[str, Recipe] = {
         "rows", engine="fairscale", needs_cuda=True, casts_weights=True),
     "tensor_parallel": _row("tensor_parallel", "TensorParallelConfig",
         "matrices and vocabulary cut, sequence between layers (DTensor)", "matrices", axes=("tp",), torch=">=2.7"),
+    "context_parallel": _row("context_parallel", "ContextParallelConfig",
+        "each sequence cut (--cp-size), attention by ring or Ulysses (--cp-style); weights as fsdp", "rows", axes=("cp", "dp"),
+        casts_weights=True, torch=">=2.7"),
     "pipeline": _row("pipeline", "PipelineConfig",
         "layers cut into stages; GPipe, 1F1B, interleaved, zero-bubble (--schedule)", "stages", axes=("pp",), torch=">=2.7"),
-    "hybrid_3d": _row("hybrid_3d", "HybridConfig", "data x tensor x pipeline on one mesh (--tp-size, --pp-size)", "mesh",
-        axes=("dp", "tp", "pp"), casts_weights=True, torch=">=2.7"),
+    "hybrid_3d": _row("hybrid_3d", "HybridConfig", "data x tensor x pipeline on one mesh, and --cp-size", "mesh",
+        axes=("dp", "cp", "tp", "pp"), casts_weights=True, torch=">=2.7"),
     "accelerate_fsdp": _row("accelerate_fsdp", "AccelerateFSDPConfig", "fully_shard through Hugging Face Accelerate", "rows",
         engine="accelerate", casts_weights=True),
     "lightning_fabric": _row("fabric", "LightningFabricConfig", "a strategy by name through Lightning Fabric", "strategy",

@@ -21,12 +21,15 @@ from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import check_ranges
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
-    from torch import nn
+    from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
     from gptscale.common.engines.torch_engine import TorchEngine
+    from gptscale.common.model.gpt import Decoder
     from gptscale.common.settings.run import Run
 
 
@@ -94,12 +97,21 @@ def shard(
 
 def build(run: Run, config: FSDPConfig) -> TorchEngine:
     """Shard on the meta device, so that no process ever holds the whole model, then fill each shard."""
+    from gptscale.common.model.build import meta_gpt
+
+    return build_over(meta_gpt(run), run, config)
+
+
+def build_over(
+    model: Decoder, run: Run, config: FSDPConfig, cut: Callable[[Tensor], Tensor] | None = None
+) -> TorchEngine:
+    """Shard a model that is on the meta device over the whole world. cut: as in TorchEngine."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
     from gptscale.common.engines.torch_engine import TorchEngine
-    from gptscale.common.model.build import materialise, meta_gpt
+    from gptscale.common.model.build import materialise
     from gptscale.common.model.precision import DTYPES
     from gptscale.common.optim.fused import FusedOptimizer
 
@@ -110,7 +122,6 @@ def build(run: Run, config: FSDPConfig) -> TorchEngine:
     else:
         sizes = (config.dp_replicate_size, shard_size)
         mesh = init_device_mesh(world.device.type, sizes, mesh_dim_names=("dp_replicate", "dp_shard"))
-    model = meta_gpt(run)
     root = shard(model, model.block, config, mesh, DTYPES[run.config.precision])
     materialise(model, run, torch.device("cpu") if config.cpu_offload else world.device)
 
@@ -120,7 +131,7 @@ def build(run: Run, config: FSDPConfig) -> TorchEngine:
 
     parameters = dict(model.named_parameters())
     optimizer = FusedOptimizer(parameters, run.config, shards=dist.group.WORLD, offloaded=config.cpu_offload)
-    return TorchEngine(run, model, optimizer, group=dist.group.WORLD, set_grad_sync=set_grad_sync)
+    return TorchEngine(run, model, optimizer, group=dist.group.WORLD, cut=cut, set_grad_sync=set_grad_sync)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Data, tensor and pipeline parallelism on one mesh of d x t x p devices, each strategy on the links that suit it.
+"""Data, tensor and pipeline parallelism on one mesh of d x t x p devices, and c for each sequence if asked to.
 
 What is sharded        the layers over p (pipeline), every matrix of a stage over t (tensor_parallel), the batch over d; with
-                       --data-parallel fsdp also what remains of every parameter, over d
+                       --data-parallel fsdp also what remains of every parameter, over d; each sequence over c (context_parallel)
 What is communicated   the sum of the three, each smaller: tensor transfers for one stage's layers only, data transfers for
                        1/(t p) of the gradients, once a step. t is innermost, on the fastest links, and p is outermost
-Memory per device      16 n / d bytes under fsdp, 16 n under ddp, n = N / (t p) with what tensor_parallel and pipeline keep
-                       whole or twice; activations / t, of the micro-batches in flight
+Memory per device      16 n / (d c) bytes under fsdp, 16 n under ddp, n = N / (t p) with what tensor_parallel and pipeline keep
+                       whole or twice; activations / (t c), of the micro-batches in flight
 Wins                   when one node cannot hold the model, or d alone would need too large a batch: t inside the node, p
                        between nodes, d over the rest
 Loses                  to any one strategy that fits alone
@@ -14,8 +14,7 @@ Source                 Narayanan et al. 2021 (arXiv 2104.04473), section 3; Lian
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD, V_SHAPED, describe_stages, stage_sizes
@@ -37,48 +36,48 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HybridConfig(PipelineConfig):
-    """Options of the pipeline, and how the ranks beside --tp-size and --pp-size split the batch."""
+    """Options of the pipeline, and how the ranks beside --tp-size, --cp-size and --pp-size split the batch."""
 
     data_parallel: Literal["fsdp", "ddp"] = "fsdp"
     """fsdp cuts parameters over the data ranks; ddp keeps them whole there."""
+    cp_style: Literal["ring", "ulysses"] = "ring"
+    """How ranks of a sequence attend to all of it, as in context_parallel: ring | ulysses."""
 
     @classmethod
     def ways(cls, nproc: int) -> list[tuple[str, ...]]:
         """Return every pair of axes."""
-        if nproc < 4 or nproc % 2:
-            return [()]
-        tp, pp = ("--tp-size", "2"), ("--pp-size", "2")
-        return [tp, pp, tp + pp, (*tp, "--data-parallel", "ddp")]
+        tp, cp, pp = ((f"--{axis}-size", "2") for axis in ("tp", "cp", "pp"))
+        ways = [tp, pp, tp + pp, (*tp, "--data-parallel", "ddp"), cp + pp, (*cp, *tp, "--cp-style", "ulysses")]
+        return ways if nproc >= 4 and nproc % 2 == 0 else [()]
 
     def state_formula(self, run: Run) -> str:
-        return "16 n / d" if self.data_parallel == "fsdp" else "16 n"
+        return "16 n / (d c)" if self.data_parallel == "fsdp" else "16 n"
 
     def check(self, run: Run) -> None:
         """Raise ConfigError unless the sizes fit the model and the batch."""
+        from gptscale.common.engines.context_parallel import check_cp
         from gptscale.common.engines.tensor_parallel import check_tp
 
         check_tp(run)
+        check_cp(run, self.cp_style)
         if run.pp_size == 1:
-            of_stages = [f.name for f in dataclasses.fields(PipelineConfig)]
+            of_stages = [f.name for f in fields(PipelineConfig)]
             refuse_changed(self, of_stages, "there is no pipeline in this mesh", "leave it out, or use --pp-size 2")
             return
         if self.schedule in V_SHAPED:
-            raise ConfigError(
-                f"{self.schedule} shares the table between two modules of a process, which neither DTensor nor FSDP can cut",
-                "in --schedule",
-                "use 1F1B, Interleaved1F1B or InterleavedZeroBubble, or recipe pipeline",
-            )
-        if self.schedule in SPLIT_BACKWARD and run.batch.dp_size > 1:
-            raise ConfigError(
-                f"{self.schedule} computes gradients of weights by itself, past fully_shard, which would not sum them",
-                "in --schedule",
-                "use 1F1B or Interleaved1F1B, or no data ranks: tp_size x pp_size = world",
-            )
+            what = "shares the table between two modules of a process, which neither DTensor nor FSDP can cut"
+            fix = "use 1F1B, Interleaved1F1B or InterleavedZeroBubble, or recipe pipeline"
+            raise ConfigError(f"{self.schedule} {what}", "in --schedule", fix)
+        if self.schedule in SPLIT_BACKWARD and run.batch.dp_size * run.cp_size > 1:
+            what = "computes gradients of weights by itself, past fully_shard, which would not sum them"
+            fix = "use 1F1B or Interleaved1F1B, or no data ranks: tp_size x pp_size = world"
+            raise ConfigError(f"{self.schedule} {what}", "in --schedule", fix)
         super().check(run)
 
     def describe(self, run: Run) -> list[str]:
         """Return the lines that tell the mesh, and the stages if there are any."""
-        mesh = f"mesh     pp {run.pp_size} x dp {run.batch.dp_size} ({self.data_parallel}) x tp {run.tp_size}"
+        data = f"dp {run.batch.dp_size} ({self.data_parallel})" + f" x cp {run.cp_size}" * (run.cp_size > 1)
+        mesh = f"mesh     pp {run.pp_size} x {data} x tp {run.tp_size}"
         return [mesh, *(describe_stages(run, self) if run.pp_size > 1 else [])]
 
 
@@ -95,17 +94,14 @@ def shard(part: nn.Module, block_class: type[nn.Module], mesh: DeviceMesh, compu
 
 
 def parallelize(part: nn.Module, run: Run, config: HybridConfig, mesh: DeviceMesh) -> None:
-    """Cut a stage over tensor ranks, then over data ranks, and only then give it memory.
-
-    Before this the stage was cut out of the model, and its checkpointing and compilation were set.
-    """
+    """Cut a stage over tensor ranks, then over data ranks, as which those of a sequence count, and only then give it memory."""
     from gptscale.common.model.build import materialise
     from gptscale.common.model.precision import DTYPES
     from gptscale.common.settings.families import model_class
 
     if mesh["tp"].size() > 1:
         apply_tp(part, run.gpt, mesh["tp"])
-    if run.batch.dp_size > 1:
+    if run.batch.dp_size * run.cp_size > 1:
         data = mesh["shard"] if config.data_parallel == "fsdp" else mesh["replicate", "shard"]
         shard(part, model_class(run.gpt).block, data, DTYPES[run.config.precision])
     materialise(part, run, run.world.device)
@@ -123,25 +119,28 @@ def build(run: Run, config: HybridConfig) -> Engine:
     from gptscale.common.model.build import meta_gpt
     from gptscale.common.model.precision import DTYPES
     from gptscale.common.optim.fused import FusedOptimizer
+    from gptscale.recipes.context_parallel import apply_cp
 
-    c, dp_size = run.config, run.batch.dp_size
+    c, dp_size, kind = run.config, run.batch.dp_size * run.cp_size, run.world.device.type
     replicas, shards = (1, dp_size) if config.data_parallel == "fsdp" else (dp_size, 1)
-    sizes = run.mesh.split("dp", replicate=replicas, shard=shards).sizes
-    mesh = init_device_mesh(run.world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    sizes = {"pp": run.pp_size, "replicate": replicas, "shard": shards, "tp": run.tp_size}
+    mesh = init_device_mesh(kind, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     data = mesh["shard" if config.data_parallel == "fsdp" else "replicate"].get_group() if dp_size > 1 else None
     if run.pp_size == 1:
         model: Any = meta_gpt(run)
+        cut = apply_cp(model, run, config.cp_style)
         parallelize(model, run, config, mesh)
         optimizer = FusedOptimizer(dict(model.named_parameters()), c, shards=dist.group.WORLD)
-        return TorchEngine(run, model, optimizer, group=data)
+        return TorchEngine(run, model, optimizer, group=data, cut=cut)
     parts = parts_of(run, config, mesh["pp"].get_local_rank())
+    cut = apply_cp(torch.nn.ModuleList(parts.values()), run, config.cp_style)
     for part in parts.values():
         parallelize(part, run, config, mesh)
     loss, n_stages = PipelineLoss(run.world.device), len(stage_sizes(run, config))
     shapes = shapes_of(run, n_stages, DTYPES[c.precision] if dp_size > 1 else torch.float32)
     order = (mesh["pp"], config.schedule, run.batch.grad_accum_steps)
     scheduled = schedule_of(parts, n_stages, *order, loss, shapes, TimedStage)
-    return pipeline_engine(run, config, parts, scheduled, loss, mesh, data=data)
+    return pipeline_engine(run, config, parts, scheduled, loss, mesh, data=data, cut=cut)
 
 
 if __name__ == "__main__":

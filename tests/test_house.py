@@ -101,12 +101,14 @@ def test_commands_are_imported_by_the_command_line_alone():
     report((m, line, f"imports the command {other}") for m, line, other in others if COMMANDS.match(other))
 
 
-def test_no_folder_holds_more_than_16_modules():
+def test_no_folder_holds_too_many_modules():
     folders = defaultdict(list)
     for module, path in FILES.items():
         if path.name != "__init__.py":
             folders[path.parent].append(module)
-    report((min(held), 1, f"one of {len(held)} modules in its folder") for held in folders.values() if len(held) > 16)
+    # One for each strategy is the point of recipes/.
+    heavy = [held for folder, held in folders.items() if len(held) > (24 if folder.name == "recipes" else 16)]
+    report((min(held), 1, f"one of {len(held)} modules in its folder") for held in heavy)
 
 
 def test_no_class_name_is_used_twice():

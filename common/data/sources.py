@@ -45,7 +45,7 @@ class TokenSource(Protocol):
 class Synthetic:
     """Random ids, each a pure function of seed and position, so that every place of a long text costs the same."""
 
-    id_bytes = None
+    id_bytes: np.ndarray | None = None
 
     def __init__(self, vocab_size: int, seed: int, length: int = 2**31) -> None:
         self.name, self.vocab_size, self.seed, self.length = "synthetic", vocab_size, seed, length

@@ -23,7 +23,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class Place(NamedTuple):
-    """Where a rank is on the mesh of its run, and how large that is."""
+    """Where a rank is on the mesh of its run, where ranks of a sequence count as data ranks, and how large that is."""
 
     tp_size: int
     dp_size: int
@@ -35,8 +35,8 @@ class Place(NamedTuple):
 def place_of(run: Run) -> Place:
     """Return where the rank of a run is."""
     mesh, rank = run.mesh, run.world.rank
-    data, stages = ((mesh.size(axis), mesh.place(axis, rank)) for axis in ("dp", "pp"))
-    return Place(mesh.size("tp"), *data, *stages)
+    dp, cp, stages = ((mesh.size(axis), mesh.place(axis, rank)) for axis in ("dp", "cp", "pp"))
+    return Place(mesh.size("tp"), dp[0] * cp[0], dp[1] * cp[0] + cp[1], *stages)
 
 
 def held_shapes(run: Run, config: RecipeConfig) -> tuple[Shapes, list[Shapes], Shapes]:
@@ -99,6 +99,7 @@ def _symbols(run: Run, config: RecipeConfig) -> dict[str, float]:
         "N": gpt.n_params,
         "n": max(numel(all_shapes(dataclasses.replace(run, world=rank), config)) for rank in ranks),
         "d": run.batch.dp_size,
+        "c": run.cp_size,
         "t": run.tp_size,
         "p": run.pp_size,
         "b": 4 if run.config.precision == "fp32" else 2,

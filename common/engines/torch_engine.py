@@ -39,8 +39,34 @@ class SteppedEngine(Engine):
 
     run: Run
     optimizer: Stepper
+    group: dist.ProcessGroup | None
     _live_state: LiveState | None = None
     _steps_measured = 0
+
+    def join(self, group: dist.ProcessGroup | None, cut: Callable[[Tensor], Tensor] | None) -> None:
+        """Learn which processes split the batch, of which those that share a sequence are neighbours. cut: as in TorchEngine."""
+        self.group, self.cut_tokens = group, cut
+        rank, self.shares = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
+        self.data_rank, self.data_size = rank // self.run.cp_size, self.shares // self.run.cp_size
+
+    def own_tokens(self, batch: Batch) -> Batch:
+        """Return the tokens of a batch that this process has, where several share a sequence."""
+        if self.cut_tokens is None:
+            return batch
+        return batch._replace(inputs=self.cut_tokens(batch.inputs), targets=self.cut_tokens(batch.targets))
+
+    def gather(self, value: Tensor) -> Callable[[], Tensor]:
+        """Begin to gather every process's scalar, and return what waits, and adds up those of a data rank, (data_size,)."""
+        if self.group is None:
+            return lambda: value.view(1)
+        gathered = value.new_empty(self.shares)
+        work = dist.all_gather_into_tensor(gathered, value.view(1), group=self.group, async_op=True)
+
+        def of_data_ranks() -> Tensor:
+            work.wait()
+            return gathered.view(self.data_size, -1).sum(1)
+
+        return of_data_ranks
 
     def optimizer_step(self, lr: float, loss: Tensor) -> Tensor:
         """Apply the gradients as `Stepper.step` does, and measure in the first steps what state is held just before."""
@@ -76,7 +102,8 @@ class SteppedEngine(Engine):
 class TorchEngine(SteppedEngine):
     """Engine over `model`, whose forward(inputs, targets) returns the summed loss of a micro-batch.
 
-    group: the processes that split the batch, None if only this one reads it.
+    group: the processes that split the batch, None if only this one reads it. cut: takes this process's part of (batch, seq)
+    where several share a sequence.
     set_grad_sync(on): sets whether the next backward communicates gradients.
     backward(loss): the strategy's own way to start a backward. Gradients must be the MEAN over `group`, as in DDP.
     """
@@ -88,13 +115,13 @@ class TorchEngine(SteppedEngine):
         optimizer: Stepper,
         *,
         group: dist.ProcessGroup | None = None,
+        cut: Callable[[Tensor], Tensor] | None = None,
         set_grad_sync: Callable[[bool], None] = lambda on: None,
         backward: Callable[[Tensor], object] = Tensor.backward,
     ) -> None:
-        self.run, self.model, self.optimizer, self.group = run, model, optimizer, group
+        self.run, self.model, self.optimizer = run, model, optimizer
         self.set_grad_sync, self.backward = set_grad_sync, backward
-        self.data_rank = dist.get_rank(group) if group else 0
-        self.data_size = dist.get_world_size(group) if group else 1
+        self.join(group, cut)
 
     def train_step(self, batch: Batch, lr: float) -> StepResult:
         """Do one optimizer step on this process's share of a global batch.
@@ -105,6 +132,7 @@ class TorchEngine(SteppedEngine):
         progress.at("forward")
         seed_dropout(self.run.config.seed, batch.step, self.run.world.rank)
         self.model.train()
+        batch = self.own_tokens(batch)
         micro_batches = self._micro_batches(batch)
         n_targets, wait_for_count = self._all_reduce((batch.targets != IGNORE).sum())
         loss = torch.zeros((), device=batch.inputs.device)
@@ -117,13 +145,13 @@ class TorchEngine(SteppedEngine):
             if i == 1:
                 wait_for_count()
                 # The strategy averages gradients over the ranks, but the loss is a mean over the tokens of all ranks. The
-                # factor data_size turns that average into a sum.
-                grad_factor = self.optimizer.scale.to(loss.device) * self.data_size / n_targets
+                # factor turns that average into a sum.
+                grad_factor = self.optimizer.scale.to(loss.device) * self.shares / n_targets
             if i == len(micro_batches):
-                rank_losses, wait_for_losses = self._all_gather(loss / n_targets)
+                losses = self.gather(loss / n_targets)
             self.backward(tell_backward(micro_loss * grad_factor))
         progress.at("optimizer")
-        wait_for_losses()
+        rank_losses = losses()
         loss = rank_losses.sum()
         return StepResult(loss, self.optimizer_step(lr, loss), rank_losses)
 
@@ -131,6 +159,7 @@ class TorchEngine(SteppedEngine):
     def eval_loss(self, batch: Batch) -> Tensor:
         """Return the mean loss over the global batch."""
         self.model.eval()
+        batch = self.own_tokens(batch)
         loss = torch.zeros((), device=batch.inputs.device)
         for inputs, targets in self._micro_batches(batch):
             self._release_graph_memory()
@@ -157,13 +186,6 @@ class TorchEngine(SteppedEngine):
         if self.group is None:
             return value, lambda: None
         return value, dist.all_reduce(value, group=self.group, async_op=True).wait
-
-    def _all_gather(self, value: Tensor) -> tuple[Tensor, Callable[[], object]]:
-        """Begin to gather every rank's scalar, and return them, (data_size,), with the function that waits for them."""
-        gathered = value.new_empty(self.data_size)
-        if self.group is None:
-            return gathered.copy_(value), lambda: None
-        return gathered, dist.all_gather_into_tensor(gathered, value.view(1), group=self.group, async_op=True).wait  # type: ignore
 
 
 def tell_backward(loss: Tensor) -> Tensor:

@@ -27,21 +27,24 @@ from gptscale.common.settings.shape import ModelConfig
 HEAD_DIM_MULTIPLE = {"cuda": 8}
 
 
-def causal_attention(qkv: Tensor, dropout: float = 0.0, multiple: int = 1) -> Tensor:
+def causal_attention(
+    qkv: Tensor, dropout: float = 0.0, multiple: int = 1, attend: Callable[..., Tensor] | None = None
+) -> Tensor:
     """Attend from each position to itself and to those before it.
 
     qkv: (batch, seq, n_head, 3, head_dim). Returns (batch, seq, n_head * head_dim).
 
     multiple: heads are padded with zeros until head_dim is a multiple of it. The result is the same: the zeros add nothing to the
     products of q and k, and in v they give zeros that are cut off. Padding all three at once, where they lie side by side, costs
-    one copy. Under torch.compile the padding and the split are one kernel.
+    one copy. Under torch.compile the padding and the split are one kernel. attend: computes it in the place of torch's function.
     """
     head_dim = qkv.shape[-1]
     if head_dim % multiple:
         qkv = F.pad(qkv, (0, -head_dim % multiple))
     # (batch, n_head, seq, head_dim) each
     q, k, v = qkv.permute(3, 0, 2, 1, 4)
-    y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, scale=1 / math.sqrt(head_dim))
+    attend = attend or F.scaled_dot_product_attention
+    y = attend(q, k, v, is_causal=True, dropout_p=dropout, scale=1 / math.sqrt(head_dim))
     return y[..., :head_dim].transpose(1, 2).flatten(2)
 
 
@@ -51,10 +54,12 @@ class Attention(nn.Module):
     One matrix computes query, key and value. Its rows are ordered (n_head, 3, head_dim), so that a cut into equal parts falls
     between heads, and `forward` works on the part of a tensor-parallel rank as it does on the whole.
 
-    backend: the kernel that must compute attention, or None to leave the choice to torch.
+    backend: the kernel that must compute attention, or None to leave the choice to torch. attend: takes the place of
+    F.scaled_dot_product_attention where a rank has only a part of each sequence.
     """
 
     backend: SDPBackend | None = None
+    attend: Callable[..., Tensor] | None = None
 
     def __init__(self, gpt: ModelConfig) -> None:
         super().__init__()
@@ -68,7 +73,7 @@ class Attention(nn.Module):
         qkv = self.qkv(x).unflatten(2, (-1, 3, self.head_dim))
         dropout = self.dropout if self.training else 0.0
         with sdpa_kernel(self.backend) if self.backend is not None else nullcontext():
-            y = causal_attention(qkv, dropout, HEAD_DIM_MULTIPLE.get(x.device.type, 1))
+            y = causal_attention(qkv, dropout, HEAD_DIM_MULTIPLE.get(x.device.type, 1), self.attend)
         return F.dropout(self.proj(y), self.dropout, self.training)
 
 
@@ -115,6 +120,8 @@ class Decoder(nn.Module):
 
     # The class of the family's blocks.
     block: ClassVar[type[nn.Module]]
+    # Returns the positions of n tokens in their sequence.
+    positions: Callable[..., Tensor] = staticmethod(torch.arange)
 
     def __init__(self, config: ModelConfig, norm: nn.Module) -> None:
         super().__init__()
@@ -136,7 +143,7 @@ class Decoder(nn.Module):
         """Map token ids (batch, seq) to the input of the first block, (batch, seq, n_embd)."""
         x = self.wte(inputs)
         if self.wpe is not None:
-            x = x + self.wpe(torch.arange(inputs.shape[1], device=inputs.device))
+            x = x + self.wpe(self.positions(inputs.shape[1], device=inputs.device))
         return F.dropout(x, self.config.dropout, self.training)
 
     def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:

@@ -9,6 +9,7 @@ Like common/model/gpt.py it knows nothing of ranks, and names its modules so tha
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -34,12 +35,11 @@ def frequencies(llama: LlamaConfig, device: torch.device) -> Tensor:
     return turns * (kept + (1 - kept) / scaling.factor)
 
 
-def rotate(x: Tensor, turns: Tensor) -> Tensor:
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
     """Turn each pair of numbers of each head by its position's angle.
 
-    x: (batch, seq, heads, head_dim), whose pairs lie half a head apart. turns: of `frequencies`. Angles are always fp32.
+    x: (batch, seq, heads, head_dim), whose pairs lie half a head apart. angles: (seq, 1, head_dim / 2), always fp32.
     """
-    angles = torch.arange(x.shape[1], device=x.device)[:, None, None] * turns
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
@@ -59,10 +59,13 @@ class GroupedAttention(nn.Module):
     Ainslie et al. 2023, arXiv 2305.13245. Rows of each matrix are ordered (head, head_dim), so that a cut into equal parts falls
     between heads, and `forward` works on the part of a tensor-parallel rank as it does on the whole.
 
-    backend: the kernel that must compute attention, or None to leave the choice to torch.
+    backend: the kernel that must compute attention, or None to leave the choice to torch. attend, positions: as in gpt.py, set
+    where a rank has only a part of each sequence.
     """
 
     backend: SDPBackend | None = None
+    attend: Callable[..., Tensor] | None = None
+    positions: Callable[..., Tensor] = staticmethod(torch.arange)
 
     def __init__(self, llama: LlamaConfig) -> None:
         super().__init__()
@@ -78,12 +81,13 @@ class GroupedAttention(nn.Module):
         """Map (batch, seq, n_embd) to the same shape."""
         # (batch, seq, heads, head_dim) each
         q, k, v = (matrix(x).unflatten(2, (-1, self.config.head_dim)) for matrix in (self.q, self.k, self.v))
-        turns = frequencies(self.config, q.device)
-        q, k = rotate(self.q_norm(q), turns), rotate(self.k_norm(k), turns)
+        angles = self.positions(q.shape[1], device=q.device)[:, None, None] * frequencies(self.config, q.device)
+        q, k = rotate(self.q_norm(q), angles), rotate(self.k_norm(k), angles)
         q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
         dropout = self.config.dropout if self.training else 0.0
         with sdpa_kernel(self.backend) if self.backend is not None else nullcontext():
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, enable_gqa=True)
+            attend = self.attend or F.scaled_dot_product_attention
+            y = attend(q, k, v, is_causal=True, dropout_p=dropout, enable_gqa=True)
         return F.dropout(self.proj(y.transpose(1, 2).flatten(2)), self.config.dropout, self.training)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 
 # The parts of a step that are a rank's own work.
@@ -149,8 +150,8 @@ def count_waits() -> None:
 
 def _counted(wait: Callable[..., Any]) -> Callable[..., Any]:
     def counted(*arguments: Any, **options: Any) -> Any:
-        # A save behind the training waits in a thread of its own.
-        if threading.current_thread() is not threading.main_thread():
+        # A save behind the training waits in a thread of its own, and compiled code does not count.
+        if torch.compiler.is_compiling() or threading.current_thread() is not threading.main_thread():
             return wait(*arguments, **options)
         with progress.waiting():
             return wait(*arguments, **options)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 # Outermost first. Tensor ranks send most, and are neighbours.
-AXES = ("pp", "dp", "tp")
+AXES = ("pp", "dp", "cp", "tp")
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,8 @@ class Mesh:
 
     def place(self, axis: str, rank: int) -> int:
         """Return where a rank is along an axis."""
-        return rank // self.stride(axis) % self.size(axis)
+        return rank // self.stride(axis) % self.size(axis) if axis in self.sizes else 0
 
     def ranks(self, axis: str) -> list[int]:
         """Return the ranks along an axis that are the first along all others."""
         return [place * self.stride(axis) for place in range(self.size(axis))]
-
-    def split(self, axis: str, **parts: int) -> Mesh:
-        """Return the mesh with several axes in the place of one."""
-        of_axis = {name: parts if name == axis else {name: size} for name, size in self.sizes.items()}
-        return Mesh({name: size for sizes in of_axis.values() for name, size in sizes.items()})

@@ -38,7 +38,7 @@ def options_of(run: Run, config: Any) -> dict[str, str]:
     """Return all that a prediction of a run depends on, by name. config: its recipe's own options."""
     facts: dict[str, Any] = {"recipe": run.recipe, "ranks": run.world.world_size}
     facts |= {name: getattr(run.config, name) for name in PLANNED}
-    facts |= {"seq_len": run.seq_len, "tp_size": run.tp_size, "pp_size": run.pp_size}
+    facts |= {"seq_len": run.seq_len, "tp_size": run.tp_size, "cp_size": run.cp_size, "pp_size": run.pp_size}
     facts |= {name: getattr(run.batch, name) for name in ("global_batch_size", "micro_batch_size", "grad_accum_steps")}
     facts |= {name: getattr(run.gpt, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
     own = dataclasses.asdict(config).items()

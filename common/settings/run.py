@@ -33,7 +33,7 @@ class Run:
 
     @property
     def mesh(self) -> Mesh:
-        sizes = {"dp": self.batch.dp_size, "tp": self.tp_size, "pp": self.pp_size}
+        sizes = {"dp": self.batch.dp_size, "cp": self.cp_size, "tp": self.tp_size, "pp": self.pp_size}
         return Mesh({axis: sizes[axis] for axis in self.axes})
 
     @property
@@ -45,8 +45,17 @@ class Run:
         return self.config.tp_size or 1
 
     @property
+    def cp_size(self) -> int:
+        return self.config.cp_size or 1
+
+    @property
     def pp_size(self) -> int:
         return self.config.pp_size or 1
+
+    @property
+    def rank_seq_len(self) -> int:
+        """Return the tokens of each sequence that a rank has."""
+        return self.seq_len // self.cp_size
 
     @property
     def tokens_per_step(self) -> int:

@@ -24,9 +24,8 @@ OptimizerState = Literal["fp32", "bf16", "8bit"]
 # The modes of torch.compile that record the kernels of a block once and replay them at fixed addresses.
 CUDA_GRAPHS = ("max-autotune", "reduce-overhead")
 # How a run computes its work, by the names of RunConfig's fields.
-SPLIT = (
-    "micro_batch_size grad_accum_steps activation_checkpointing compile compile_mode attention tp_size pp_size".split()
-)
+SPLIT = "micro_batch_size grad_accum_steps activation_checkpointing compile compile_mode attention".split()
+SPLIT += ["tp_size", "cp_size", "pp_size"]
 # When a run looks at itself, where it begins, and what it leaves behind.
 KEPT = (
     "eval_every eval_batches sample timing_warmup_steps log_every check_replicas save_every save_last save_async "
@@ -125,6 +124,8 @@ class RunConfig:
     """Its kernel: auto (torch's choice) | flash | flash3 (not part of torch) | cudnn | efficient | math; on CPU auto or math."""
     tp_size: int | None = None
     """Tensor-parallel ranks; default 1, or all that there are where a recipe's first axis is tp."""
+    cp_size: int | None = None
+    """Ranks that share each sequence; default 1, or all that there are where a recipe's first axis is cp."""
     pp_size: int | None = None
     """Pipeline ranks; default 1, or all that there are where a recipe's first axis is pp."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -224,7 +225,8 @@ class RunConfig:
         integers = {
             "steps": (1, 10**9), "global_batch_size": (1, 10**7), "micro_batch_size": (1, 10**6),
             "grad_accum_steps": (1, 10**6), "seq_len": (1, 2**22), "seed": (0, 2**31 - 1), "warmup_steps": (0, 10**9),
-            "tp_size": (1, 4096), "pp_size": (1, 4096), "eval_every": (0, 10**9), "eval_batches": (1, 10**6), "sample": (0, 100),
+            "tp_size": (1, 4096), "cp_size": (1, 4096), "pp_size": (1, 4096),
+            "eval_every": (0, 10**9), "eval_batches": (1, 10**6), "sample": (0, 100),
             "timing_warmup_steps": (0, 10**6), "log_every": (1, 10**6), "save_every": (0, 10**9),
             "check_replicas": (0, 10**9), "plan_row": (1, 10**6), "decay_from": (0, 10**9),
             "keep_checkpoints": (2, 10**6), "n_layer": (1, 10**4), "n_head": (1, 10**4), "n_embd": (1, 10**6),

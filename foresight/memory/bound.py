@@ -74,7 +74,7 @@ class Held:
 
 def bound(run: Run, config: RecipeConfig) -> Places:
     """Return the bytes of the rank of `run`, whose host and device are one memory on a CPU."""
-    held, t = HOLDERS[get(run.recipe).memory](run, config), run.batch.micro_batch_size * run.seq_len
+    held, t = HOLDERS[get(run.recipe).memory](run, config), run.batch.micro_batch_size * run.rank_seq_len
     _, ends, n_blocks = stage_of(run, config)
     mode, native = run.config.activation_checkpointing, get(run.recipe).engine != "colossalai"
     each = _kept_per_token(run, held, mode, native) * t
@@ -150,7 +150,7 @@ def _in_flight(run: Run, config: Any) -> tuple[float, float]:
         flying = min(float(m), p + (p - 1 - 2 * i) / 2 if i < p / 2 else p / 2 + 1)
     # Each boundary has one for every micro-batch, of what comes in and of the gradient that comes back.
     boundaries = 2 * per_rank - (i == 0) - (i == p - 1)
-    return flying, boundaries * m * 4.0 * run.batch.micro_batch_size * run.seq_len * run.gpt.n_embd / run.tp_size
+    return flying, boundaries * m * 4.0 * run.batch.micro_batch_size * run.rank_seq_len * run.gpt.n_embd / run.tp_size
 
 
 def moments(run: Run, config: RecipeConfig, numels: Iterable[int]) -> int:
@@ -172,7 +172,7 @@ def moments(run: Run, config: RecipeConfig, numels: Iterable[int]) -> int:
 def _whole(run: Run, config: RecipeConfig) -> Held:
     """Return what a rank holds that has all of what tensor ranks and stages leave it."""
     numels, c, row = [math.prod(shape) for shape in all_shapes(run, config)], _compute(run), get(run.recipe)
-    n, in_c = sum(numels), row.casts_weights and run.batch.dp_size > 1
+    n, in_c = sum(numels), row.casts_weights and place_of(run).dp_size > 1
     # DDP's gradients live in buckets from step to step, those of micro-batches that are not averaged beside them.
     stays, sums = 4 * n * (row.axes == ("dp",)), 4 * n * (run.batch.grad_accum_steps > 1)
     # Autocast keeps its casts of the blocks' weights until forward ends.
@@ -222,7 +222,7 @@ def _rows(run: Run, config: RecipeConfig) -> Held:
 
 
 def _mesh(run: Run, config: Any) -> Held:
-    return (_rows if run.batch.dp_size > 1 and config.data_parallel == "fsdp" else _whole)(run, config)
+    return (_rows if place_of(run).dp_size > 1 and config.data_parallel == "fsdp" else _whole)(run, config)
 
 
 def _flat(run: Run, config: Any) -> Held:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from gptscale.recipes import RECIPES, Recipe
 # Ways to keep activations for backward, the fastest first. Who has memory for one gains nothing by the next.
 CHECKPOINTING: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
 # Options of recipes that split the work otherwise. A field whose type lists its values takes all of them.
-LISTED = ("schedule", "data_parallel", "strategy")
+LISTED = ("schedule", "data_parallel", "strategy", "cp_style")
 STAGES = (1, 2, 3)
 
 
@@ -31,9 +32,9 @@ class Candidate:
     config: RecipeConfig
 
     @property
-    def split(self) -> tuple[str, int, int]:
+    def split(self) -> tuple[str, int, int, int]:
         """Return what rows of one kind have in common: the recipe and its mesh."""
-        return self.run.recipe, self.run.tp_size, self.run.pp_size
+        return self.run.recipe, self.run.tp_size, self.run.cp_size, self.run.pp_size
 
 
 @dataclass
@@ -82,13 +83,8 @@ def _requests(
 ) -> Iterator[tuple[RunConfig, RecipeConfig]]:
     """Yield options of the run and of the recipe, many of which the recipe will refuse."""
     options = list(_options(row, kind, cluster))
-    for tp_size, pp_size in _meshes(cluster, row.axes):
-        data_ranks = cluster.ranks // (tp_size * pp_size)
-        sequences = (config.global_batch_size or 1) // data_ranks
-        sizes: dict[str, Any] = {
-            "tp_size": tp_size if "tp" in row.axes else None,
-            "pp_size": pp_size if "pp" in row.axes else None,
-        }
+    for sizes in _meshes(cluster, row.axes):
+        sequences = (config.global_batch_size or 1) // (cluster.ranks // math.prod(sizes.values()))
         for exponent in range(max(1, sequences).bit_length()):
             if sequences % 2**exponent == 0 or exponent == 0:
                 batch: dict[str, Any] = {"micro_batch_size": 2**exponent, "grad_accum_steps": None}
@@ -103,19 +99,19 @@ def _no_mesh(row: Recipe, cluster: Cluster) -> str:
     return f"its tensor ranks would span nodes of {cluster.per_node}" if row.axes == ("tp",) else "no option of it fits"
 
 
-def _meshes(cluster: Cluster, axes: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield sizes of tensor and pipeline ranks. Tensor ranks stay in a node."""
+def _meshes(cluster: Cluster, axes: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield sizes of the axes beside data ranks. Tensor ranks stay in a node. Sequences are not cut beside two other axes."""
     n = cluster.ranks
     divisors = [size for size in range(1, n + 1) if n % size == 0]
-    tensor = [size for size in divisors if size <= cluster.per_node or n == 1] if "tp" in axes else [1]
-    stages = divisors if "pp" in axes else [1]
-    for tp_size, pp_size in itertools.product(tensor, stages):
-        if n % (tp_size * pp_size) or ("dp" not in axes and tp_size * pp_size != n):
+    tensor = [size for size in divisors if size <= cluster.per_node or n == 1]
+    listed = {"tp": tensor, "cp": divisors if len(axes) < 4 else [1], "pp": divisors}
+    names = [axis for axis in listed if axis in axes]
+    for sizes in itertools.product(*(listed[name] for name in names)):
+        ranks = math.prod(sizes)
+        # Without such ranks it is what the recipes of one axis do.
+        if n % ranks or ("dp" not in axes and ranks != n) or (len(axes) > 1 and ranks == 1 and n > 1):
             continue
-        # Without tensor ranks and stages it is what the recipes of one axis do.
-        if len(axes) > 1 and tp_size * pp_size == 1 and n > 1:
-            continue
-        yield tp_size, pp_size
+        yield {f"{name}_size": size for name, size in zip(names, sizes, strict=True)}
 
 
 def _options(row: Recipe, kind: type[RecipeConfig], cluster: Cluster) -> Iterator[RecipeConfig]:

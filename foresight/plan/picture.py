@@ -79,16 +79,16 @@ def scaling_speeds(plans: Mapping[int, Sequence[PlannedRow]], most: int = 5) -> 
     """Return tokens/s by devices of the splits that are best on most devices. plans: best rows by devices."""
     last = plans[max(plans)]
 
-    def label(row: PlannedRow) -> tuple[str, int, int]:
+    def label(row: PlannedRow) -> tuple[str, int, int, int]:
         run = row.candidate.run
         # A pipeline or tensor recipe spreads over all devices, so its sizes change with them.
-        return (run.recipe, 0, 0) if run.batch.dp_size == 1 else row.candidate.split
+        return (run.recipe, 0, 0, 0) if run.batch.dp_size == 1 else row.candidate.split
 
     speeds: dict[str, dict[int, float]] = {}
     for chosen in last[:most]:
         name = chosen.candidate.run.recipe
         name += "".join(
-            f" {axis}{size}" for axis, size in zip(("tp", "pp"), label(chosen)[1:], strict=True) if size > 1
+            f" {axis}{size}" for axis, size in zip(("tp", "cp", "pp"), label(chosen)[1:], strict=True) if size > 1
         )
         for devices, rows in sorted(plans.items()):
             same = [row.tokens_per_s for row in rows if label(row) == label(chosen)]

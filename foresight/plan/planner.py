@@ -42,7 +42,7 @@ class WorkPlan:
     cluster: Cluster
     config: RunConfig
     rows: list[PlannedRow]
-    also: dict[tuple[str, int, int], list[str]]
+    also: dict[tuple[str, int, int, int], list[str]]
     nearest: PlannedRow | None
     listed: int
     splits: int
@@ -140,14 +140,14 @@ def _of_group(
 
 def _splits(
     fitting: Sequence[PlannedRow], order: Sequence[str]
-) -> tuple[list[list[PlannedRow]], dict[tuple[str, int, int], list[str]]]:
+) -> tuple[list[list[PlannedRow]], dict[tuple[str, int, int, int], list[str]]]:
     """Return the forms of each split, the best first, and the recipes that split in the same way."""
-    by_split: dict[tuple[str, int, int], list[PlannedRow]] = {}
+    by_split: dict[tuple[str, int, int, int], list[PlannedRow]] = {}
     # A larger micro-batch has larger products. So it comes first where the estimate does not tell.
     for row in sorted(fitting, key=lambda row: (row.estimate, -row.candidate.run.batch.micro_batch_size)):
         by_split.setdefault(row.candidate.split, []).append(row)
-    also: dict[tuple[str, int, int], list[str]] = {}
-    kinds: dict[object, tuple[str, int, int]] = {}
+    also: dict[tuple[str, int, int, int], list[str]] = {}
+    kinds: dict[object, tuple[str, int, int, int]] = {}
     splits = []
     for split, forms in sorted(by_split.items(), key=lambda item: (item[1][0].estimate, order.index(item[0][0]))):
         first = forms[0]
@@ -174,10 +174,10 @@ def estimated_seconds(candidate: Candidate, places: Places, costs: Costs) -> flo
     places: the bound of its memory.
     """
     run, config = candidate.run, candidate.config
-    batch, gpt, tp, pp = run.batch, run.gpt, run.tp_size, run.pp_size
+    batch, gpt, tp, cp, pp = run.batch, run.gpt, run.tp_size, run.cp_size, run.pp_size
     mode, size = run.config.activation_checkpointing, 4 if run.config.precision == "fp32" else 2
     precision = "tf32" if size == 4 else run.config.precision
-    tokens, n = batch.micro_batch_size * run.seq_len, batch.grad_accum_steps
+    tokens, n = batch.micro_batch_size * run.rank_seq_len, batch.grad_accum_steps
     sizes = (tokens, 4 * gpt.n_embd // tp, gpt.n_embd, 1)
     flops = 2.0 * tokens * sizes[1] * gpt.n_embd
     # How fast a product of these sizes is stands for all.
@@ -186,10 +186,15 @@ def estimated_seconds(candidate: Candidate, places: Places, costs: Costs) -> flo
     each *= SELECTIVE if mode == "selective" else 1.0
     if tp > 1:
         # Twice in forward and twice in backward, and twice more where a forward is computed again.
-        turns = (6 if mode == "full" else 4) * gpt.n_layer / pp
-        nbytes = tokens * gpt.n_embd * size
+        turns, nbytes = (6 if mode == "full" else 4) * gpt.n_layer / pp, tokens * gpt.n_embd * size
         each += turns * costs.seconds(Work(0.0, "collective", 0, "all-reduce", nbytes=nbytes, ranks=tp, on_node=tp))
-    held, dp = gpt.n_params / tp / pp, batch.dp_size
+    if cp > 1:
+        # Messages of a ring hide behind attention, but for their start.
+        kinds = (3 * (cp - 1), "send", 0), (8, "all-to-all", tokens * gpt.attention_width * size)
+        turns, name, nbytes = kinds[getattr(config, "cp_style", "") == "ulysses"]
+        message = Work(0.0, "collective", 0, name, nbytes=nbytes, ranks=cp, on_node=min(cp, costs.per_node))
+        each += turns * gpt.n_layer * costs.seconds(message)
+    held, dp = gpt.n_params / tp / pp, batch.dp_size * cp
     nodes = max(1, run.world.world_size // costs.per_node)
     on_node = max(1, min(dp, costs.per_node // tp // (pp if nodes == 1 else 1)))
 

@@ -77,11 +77,12 @@ class PlannedRow:
         """Return the recipe and all that splits or saves memory, in few words."""
         run, config = self.candidate.run, self.candidate.config
         words = [run.recipe]
-        words += [f"{axis}{size}" for axis, size in (("tp", run.tp_size), ("pp", run.pp_size)) if size > 1]
+        words += [f"{axis}{size}" for axis in ("tp", "cp", "pp") if (size := run.mesh.size(axis)) > 1]
         if run.batch.dp_size > 1:
             words.append(f"dp{run.batch.dp_size}")
         own = {
             "schedule": getattr(config, "schedule", "") if run.pp_size > 1 else "",
+            "style": getattr(config, "cp_style", "") if run.cp_size > 1 else "",
             "data": getattr(config, "data_parallel", "") if run.batch.dp_size > 1 else "",
             "strategy": getattr(config, "strategy", ""),
             "stage": f"stage {config.stage}"
@@ -157,7 +158,7 @@ def places_of(candidate: Candidate) -> Places:
 def communicators(candidate: Candidate) -> int:
     """Return how many groups of ranks talk through NCCL: the world, and one for each axis that is split beside another."""
     run = candidate.run
-    axes = sum(size > 1 for size in (run.tp_size, run.pp_size, run.batch.dp_size))
+    axes = sum(size > 1 for size in run.mesh.sizes.values())
     return 0 if run.world.world_size == 1 else max(1, axes + (axes > 1))
 
 
@@ -176,10 +177,8 @@ KINDS_OF_MEMORY = {
 def words_of(row: PlannedRow) -> list[str]:
     """Return the command line of a row behind its recipe, without how many processes it has."""
     run, recipe = row.candidate.run, get(row.candidate.run.recipe)
-    axes = ("tp", "pp")
-    own_place: dict[str, Any] = {
-        f"{axis}_size": getattr(run, f"{axis}_size") if axis in recipe.axes else None for axis in axes
-    }
+    own_place: dict[str, Any] = dict.fromkeys(("tp_size", "cp_size", "pp_size"))
+    own_place |= {f"{axis}_size": run.mesh.size(axis) for axis in recipe.axes if axis != "dp"}
     own_place["device"] = "cpu" if row.cluster.is_cpu else "auto"
     config = dataclasses.replace(run.config, micro_batch_size=run.batch.micro_batch_size, **own_place)
     own = row.candidate.config

@@ -73,7 +73,7 @@ def of_recipe(recipe: str, words: Sequence[str], folder: Path) -> ProveOptions:
 
     def command(name: str, ranks: int) -> str:
         options = recipe_config if name == recipe else default_recipe_config(name)
-        axes: dict[str, Any] = {} if name == recipe else {"tp_size": None, "pp_size": None}
+        axes: dict[str, Any] = {} if name == recipe else dict.fromkeys(("tp_size", "cp_size", "pp_size"))
         words = option_words(name, dataclasses.replace(config, run_name=f"{name}-{ranks}", **axes), options)
         return shlex.join([sys.executable, "-m", "gptscale.launchers.cli", "run", name, "--nproc", str(ranks), *words])
 

@@ -103,7 +103,7 @@ def calibrated_run(
         if curve and nbytes:
             exchanges_s[kind] = at(curve, nbytes)
     # A backward counts as two of the forward's. Only what was measured in its own shape is compared.
-    tokens = run.batch.micro_batch_size * run.seq_len
+    tokens = run.batch.micro_batch_size * run.rank_seq_len
     forwards = 2.0 if run.config.activation_checkpointing == "full" else 1.0
     products = products_of(run.gpt, tokens, run.tp_size)
     products_s = None

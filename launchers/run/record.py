@@ -46,7 +46,7 @@ PACKAGES = "torch numpy transformers datasets deepspeed fairscale accelerate lig
 
 # Columns that are named after the options, the recorder's figures, and the batch arithmetic, that fill them.
 OF_CONFIG = (
-    "model precision tp_size pp_size steps attention activation_checkpointing compile optimizer optimizer_state seed"
+    "model precision tp_size cp_size pp_size steps attention activation_checkpointing compile optimizer optimizer_state seed"
 ).split()
 OF_LOSS = "loss_first loss_last eval_loss bits_per_byte".split()
 OF_BATCH = "dp_size micro_batch_size grad_accum_steps global_batch_size".split()

@@ -55,7 +55,7 @@ def check_memory(run: Run, offload: str) -> None:
         )
     # The input of one block in 16 bits, which tensor ranks may share, and the ids of the step's inputs and targets.
     batch = run.batch
-    tokens, ids = batch.micro_batch_size * run.seq_len, batch.sequences_per_rank * run.seq_len
+    tokens, ids = batch.micro_batch_size * run.rank_seq_len, batch.sequences_per_rank * run.seq_len
     needed = 2 * tokens * run.gpt.n_embd / run.tp_size + 16 * ids
     if needed > present:
         raise ConfigError(

@@ -152,7 +152,7 @@ def _evidence(engine: Engine, data: Prefetcher, recorder: Recorder) -> RankEvide
     same_shapes = (
         engine.bubble() or run.config.compile or get(run.recipe).environment or run.world.device.type == "cuda"
     )
-    fits = run.seq_len % (SHORT * run.tp_size) == 0
+    fits = run.rank_seq_len % (SHORT * run.tp_size * min(2, run.cp_size)) == 0
     short_step = partial(step, part=SHORT) if fits and not same_shapes else None
     waits_s, device, keep = recorder.data_waits_s, run.world.device, run.config.profile
     try:

@@ -21,7 +21,9 @@ OPTIONAL = ("time s", "TFLOP/s", "MFU", "GPU %", "bits/byte", "bound by")
 LEFT = ("recipe", "bound by", "status")
 # Columns that a narrow terminal does not show, the first of them first.
 SPARE = ("p10-p90", "TFLOP/s", "time s", "runs", "GPU %", "MFU", "bits/byte", "loss", "step ms")
-IDENTITY = "recipe world_size dp_size tp_size pp_size micro_batch_size grad_accum_steps device workload_hash".split()
+IDENTITY = (
+    "recipe world_size dp_size tp_size cp_size pp_size micro_batch_size grad_accum_steps device workload_hash".split()
+)
 
 
 def cells(comparison: Comparison) -> list[dict[str, str]]:

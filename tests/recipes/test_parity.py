@@ -14,7 +14,7 @@ TOLERANCE = 1e-5
 
 
 # These are in test_split.py, which tries many ways of splitting in one world.
-ELSEWHERE = ("tensor_parallel", "pipeline", "hybrid_3d")
+ELSEWHERE = ("tensor_parallel", "context_parallel", "pipeline", "hybrid_3d")
 HERE_TOO = [name for name, recipe in RECIPES.items() if name not in ELSEWHERE and not recipe.environment]
 
 
@@ -70,6 +70,11 @@ VARIANTS = {
     "Fabric's model parallel strategy": ("lightning_fabric", 4, ["--strategy", "fully_shard"]),
     "Accelerate, weights kept": ("accelerate_fsdp", 4, ["--no-reshard-after-forward"]),
 }
+VARIANTS |= {
+    "a ring, selective checkpointing": ("context_parallel", 2, ["--activation-checkpointing", "selective"]),
+    "exchanged heads, compiled": ("context_parallel", 2, ["--cp-style", "ulysses", "--compile"]),
+    "a ring on the host": ("context_parallel", 4, ["--cp-size", "2", "--dp-replicate-size", "2", "--cpu-offload"]),
+}
 WORK = "--steps 6 --grad-accum-steps 2 --global-batch-size 8 --no-tensorboard --seq-len 32".split()
 
 
@@ -91,7 +96,7 @@ def test_knobs_change_no_number(variant, one_process, tmp_path):
 @pytest.mark.timeout(900)
 def test_parity_in_bf16(tmp_path):
     """Compare with one process in bf16, within each row's own tolerance."""
-    names = [n for n in (*HERE_TOO, "tensor_parallel", "hybrid_3d") if not why_not_here(n)]
+    names = [n for n in (*HERE_TOO, "tensor_parallel", "context_parallel", "hybrid_3d") if not why_not_here(n)]
     n_steps = 6 if is_emulated("bf16") else 20
     words = ["--precision", "bf16", "--optimizers", "adamw", "--steps", n_steps, "--seq-len", 32, "--out", tmp_path]
     ok("parity", *words, "--recipes", ",".join(names), timeout=880)

@@ -41,6 +41,7 @@ FORMULAS = [
     ("lightning_fabric", ["--strategy", "fully_shard"], "fp32", 16 / D, 0),
     # norms and biases of rowwise matrices are whole: 6 h per layer and 2 h
     ("tensor_parallel", [], "fp32", 16 / D * (1 + (4 * 6 + 2) * WIDTH / N), 0),
+    ("context_parallel", [], "fp32", 16 / D, 0),
     ("hybrid_3d", ["--tp-size", "2"], "fp32", 16 / D * (1 + (4 * 6 + 2) * WIDTH / N), 0),
     ("hybrid_3d", [], "fp32", 16 / D, 0),
     ("hybrid_3d", ["--data-parallel", "ddp"], "fp32", 16, 0),

@@ -21,7 +21,7 @@ def test_every_way_of_splitting_computes_what_one_process_computes(nproc, adamw_
     ranks("world_split.py", nproc, tmp_path, adamw_steps)
     expected = {
         " ".join([r, *way])
-        for r in ("tensor_parallel", "pipeline", "hybrid_3d")
+        for r in ("tensor_parallel", "context_parallel", "pipeline", "hybrid_3d")
         for way in default_recipe_config(r).ways(nproc)
     }
     for rank in range(nproc):

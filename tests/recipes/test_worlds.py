@@ -22,9 +22,9 @@ TOLERANCE = 1e-5
 
 SAVED = {"single": 1, "ddp": 2, "fsdp": 4, "zero1": 2, "zero2": 2, "zero3": 2, "zero_offload": 2, "zero_infinity": 2}
 SAVED |= {"fairscale_sdp": 2, "accelerate_fsdp": 2, "lightning_fabric": 2}
-SAVED |= {"tensor_parallel": 2, "pipeline": 2, "hybrid_3d": 4}
-# Its four ranks are dp 2 x tp 2.
-MESH = {"hybrid_3d": ["--tp-size", "2"]}
+SAVED |= {"tensor_parallel": 2, "context_parallel": 4, "pipeline": 2, "hybrid_3d": 4}
+# Four ranks are dp 2 x tp 2, or dp 2 x cp 2, where a ring would have no dropout.
+MESH = {"hybrid_3d": ["--tp-size", "2"], "context_parallel": ["--cp-size", "2", "--cp-style", "ulysses"]}
 LONG = ["--steps", "8", "--save-every", "4", "--dropout", "0.1", "--data", "synthetic", "--seq-len", "32"]
 
 
@@ -73,7 +73,7 @@ FROM_ALL = [("single", 1), ("ddp", 4), ("fsdp", 2), ("zero3", 4)]
 FROM_SOME = [("ddp", 2), ("fsdp", 4), ("fsdp_offload", 2), ("zero1", 4), ("zero2", 2), ("zero3", 2)]
 FROM_SOME += [("zero_offload", 2)]
 FROM_SOME += [("zero_infinity", 2), ("fairscale_sdp", 4), ("accelerate_fsdp", 2), ("lightning_fabric", 2)]
-FROM_SOME += [("tensor_parallel", 2), ("pipeline", 2), ("hybrid_3d", 4)]
+FROM_SOME += [("tensor_parallel", 2), ("context_parallel", 4), ("pipeline", 2), ("hybrid_3d", 4)]
 SOME = ("single", "fsdp", "zero2", "zero3", "zero_infinity", "hybrid_3d", "pipeline")
 
 
@@ -103,6 +103,8 @@ WIDE = ["--n-embd", "512", "--n-layer", "2", "--global-batch-size", "4", "--seq-
         ("ddp", 2, {"zero_infinity": 2}, WIDE),
         ("tensor_parallel", 2, {"pipeline": 2, "fsdp": 4}, SHORT),
         ("fsdp", 2, {"single": 1, "tensor_parallel": 2, "pipeline": 2}, [*SHORT, "--optimizer=muon"]),
+        ("context_parallel", 2, {"single": 1, "fsdp": 4}, SHORT),
+        ("fsdp", 2, {"context_parallel": 4}, SHORT),
     ],
 )
 def test_a_run_goes_on_in_another_recipe(begun, nproc, continued, options, tmp_path):

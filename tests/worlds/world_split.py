@@ -91,7 +91,7 @@ def main(out, adamw_steps):
     found = {}
     with process_group(world):
         references = {}
-        for recipe in ("tensor_parallel", "pipeline", "hybrid_3d"):
+        for recipe in ("tensor_parallel", "context_parallel", "pipeline", "hybrid_3d"):
             for way in default_recipe_config(recipe).ways(n):
                 n_layer = n_layers(recipe, way, n)
                 common = [*batch, "--n-layer", str(n_layer)]

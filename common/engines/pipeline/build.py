@@ -84,10 +84,10 @@ def parts_of(run: Run, options: PipelineOptions, pp_rank: int) -> dict[int, nn.M
 def shapes_of(run: Run, n_stages: int, activation: torch.dtype) -> Callable[[int], tuple[Tensor, Tensor]]:
     """Return a function from a stage's index to its input and output for one micro-batch, both on the meta device.
 
-    They are ids at the first stage, the summed loss behind the last, and activations of type `activation` elsewhere. Under
-    tensor parallelism each rank passes on its part of the sequence.
+    They are ids at the first stage, the summed loss behind the last, and activations of type `activation` elsewhere. Ranks
+    that share a sequence, and tensor ranks, pass on their part of it.
     """
-    micro_batch, seq_len, tp_size = run.batch.micro_batch_size, run.seq_len, run.tp_size
+    micro_batch, seq_len, tp_size = run.batch.micro_batch_size, run.rank_seq_len, run.tp_size
     ids = torch.empty(micro_batch, seq_len, dtype=torch.int64, device="meta")
     # Since 2.14 torch expects gradients of those alone that require them.
     activations = ids.new_empty(micro_batch, seq_len // tp_size, run.gpt.n_embd, dtype=activation, requires_grad=True)
@@ -104,10 +104,11 @@ def pipeline_engine(
     mesh: DeviceMesh,
     *,
     data: dist.ProcessGroup | None = None,
+    cut: Callable[[Tensor], Tensor] | None = None,
 ) -> PipelineEngine:
     """Return the engine over this process's stages and their schedule.
 
-    mesh: holds the whole world, and has an axis pp. data: the processes that split the batch.
+    mesh: holds the whole world, and has an axis pp. data: the processes that split the batch. cut: as in TorchEngine.
     """
     parameters = {name: p for part in parts.values() for name, p in part.named_parameters()}
     # A V ends on the process where it begins, so the table is there only once.
@@ -117,4 +118,5 @@ def pipeline_engine(
     optimizer = FusedOptimizer(parameters, run.config, shards=dist.group.WORLD, copies=copies)
     tied = (parameters[TABLE], both_ends) if both_ends else None
     stages, schedule = stages_and_schedule
-    return PipelineEngine(run, stages, schedule, loss, optimizer, pipeline=mesh["pp"].get_group(), data=data, tied=tied)
+    pipeline = mesh["pp"].get_group()
+    return PipelineEngine(run, stages, schedule, loss, optimizer, pipeline=pipeline, data=data, cut=cut, tied=tied)

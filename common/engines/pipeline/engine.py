@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,7 +84,8 @@ class PipelineLoss:
 class PipelineEngine(SteppedEngine):
     """Engine over the stages that this process computes, in the order of `schedule`, whose loss function is `loss`.
 
-    pipeline: the processes of one pipeline. data: the processes that split the batch, None if only this one reads it.
+    pipeline: the processes of one pipeline. data: the processes that split the batch, None if only this one reads it. cut: as in
+    TorchEngine.
     tied: if the table lives on two processes, its parameter here and the group of the two, which must sum its gradient.
     """
 
@@ -98,12 +99,12 @@ class PipelineEngine(SteppedEngine):
         *,
         pipeline: dist.ProcessGroup,
         data: dist.ProcessGroup | None = None,
+        cut: Callable[[Tensor], Tensor] | None = None,
         tied: tuple[nn.Parameter, dist.ProcessGroup] | None = None,
     ) -> None:
         self.run, self.stages, self.schedule, self.loss, self.optimizer = run, stages, schedule, loss, optimizer
-        self.pipeline, self.group, self.tied = pipeline, data, tied
-        self.data_rank = dist.get_rank(data) if data else 0
-        self.data_size = dist.get_world_size(data) if data else 1
+        self.pipeline, self.tied = pipeline, tied
+        self.join(data, cut)
         self.has_first, self.has_last = any(s.is_first for s in stages), any(s.is_last for s in stages)
         self.clock = StageClock(run.world.device)
         for stage in stages:
@@ -120,12 +121,13 @@ class PipelineEngine(SteppedEngine):
         """Do one optimizer step on this pipeline's share of a global batch."""
         progress.at("forward")
         seed_dropout(self.run.config.seed, batch.step, self.run.world.rank)
+        batch = self.own_tokens(batch)
         n_targets = (batch.targets != IGNORE).sum()
         if self.group is not None:
             dist.all_reduce(n_targets, group=self.group)
-        # Gradients are averaged over the data ranks, but the loss is a mean over the tokens of all of them. The factor
-        # data_size turns that average into a sum.
-        self.loss.grad_factor = self.optimizer.scale.to(n_targets.device) * self.data_size / n_targets
+        # Gradients are averaged over the data ranks, but the loss is a mean over the tokens of all of them. The factor turns that
+        # average into a sum.
+        self.loss.grad_factor = self.optimizer.scale.to(n_targets.device) * self.shares / n_targets
         with self.clock.step():
             total = self._run_schedule(batch)
         progress.at("optimizer")
@@ -133,13 +135,14 @@ class PipelineEngine(SteppedEngine):
             weight, both_ends = self.tied
             assert weight.grad is not None
             dist.all_reduce(local(weight.grad), group=both_ends)
-        rank_losses = self._gather_data_ranks(total / n_targets)
+        rank_losses = self.gather(total / n_targets)()
         loss = rank_losses.sum()
         return StepResult(loss, self.optimizer_step(lr, loss), rank_losses)
 
     @torch.no_grad()
     def eval_loss(self, batch: Batch) -> Tensor:
         """Return the mean loss over the global batch, whose micro-batches go through all stages one after another."""
+        batch = self.own_tokens(batch)
         for stage in self.stages:
             stage.submod.eval()
         self.loss.total = torch.zeros((), device=batch.inputs.device)
@@ -150,7 +153,7 @@ class PipelineEngine(SteppedEngine):
                 x = self._forward(stage, x, targets)
         dist.all_reduce(self.loss.total, group=self.pipeline)
         n_targets = (batch.targets != IGNORE).sum()
-        return self._gather_data_ranks(self.loss.total).sum() / self._gather_data_ranks(n_targets).sum()
+        return self.gather(self.loss.total)().sum() / self.gather(n_targets)().sum()
 
     def bubble(self) -> Bubble:
         """Return what the stages' clock measured."""
@@ -187,11 +190,3 @@ class PipelineEngine(SteppedEngine):
         elif rank_after != stage.group_rank:
             dist.send(y.contiguous(), group=self.pipeline, group_dst=rank_after)
         return y
-
-    def _gather_data_ranks(self, value: Tensor) -> Tensor:
-        """Gather every data rank's scalar, (data_size,)."""
-        if self.group is None:
-            return value.view(1)
-        gathered = value.new_empty(self.data_size)
-        dist.all_gather_into_tensor(gathered, value.view(1), group=self.group)
-        return gathered

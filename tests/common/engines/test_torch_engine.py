@@ -34,7 +34,7 @@ class Counting(Stepper):
 
 def test_an_engine_keeps_the_defaults_of_its_stepper():
     stepper = Counting(torch.device("cpu"))
-    engine = TorchEngine(SimpleNamespace(), torch.nn.Identity(), stepper)
+    engine = TorchEngine(SimpleNamespace(cp_size=1), torch.nn.Identity(), stepper)
     assert (engine.data_rank, engine.data_size) == (0, 1)
     assert engine.offload() is None
     assert engine.bubble() is None

@@ -25,20 +25,16 @@ def test_places_are_those_of_rows_in_order(sizes):
         assert mesh.ranks(axis) == [
             *np.moveaxis(np.arange(np.prod(shape)).reshape(shape), i, 0).reshape(shape[i], -1)[:, 0]
         ]
-    assert mesh.size("cp") == 1
-
-
-def test_an_axis_splits_into_others_in_its_place():
-    split = Mesh({"pp": 2, "dp": 6, "tp": 4}).split("dp", replicate=3, shard=2)
-    assert list(split.sizes.items()) == [("pp", 2), ("replicate", 3), ("shard", 2), ("tp", 4)]
+    assert (mesh.size("ep"), mesh.place("ep", 1)) == (1, 0)
 
 
 MESHES = {
-    "single": (1, {}, {"pp": 1, "dp": 1, "tp": 1}),
-    "ddp": (4, {}, {"pp": 1, "dp": 4, "tp": 1}),
-    "tensor_parallel": (4, {}, {"pp": 1, "dp": 1, "tp": 4}),
-    "pipeline": (4, {"pp_size": 4}, {"pp": 4, "dp": 1, "tp": 1}),
-    "hybrid_3d": (8, {"tp_size": 2, "pp_size": 2}, {"pp": 2, "dp": 2, "tp": 2}),
+    "single": (1, {}, {"pp": 1, "dp": 1, "cp": 1, "tp": 1}),
+    "ddp": (4, {}, {"pp": 1, "dp": 4, "cp": 1, "tp": 1}),
+    "tensor_parallel": (4, {}, {"pp": 1, "dp": 1, "cp": 1, "tp": 4}),
+    "pipeline": (4, {"pp_size": 4}, {"pp": 4, "dp": 1, "cp": 1, "tp": 1}),
+    "hybrid_3d": (8, {"tp_size": 2, "pp_size": 2}, {"pp": 2, "dp": 2, "cp": 1, "tp": 2}),
+    "context_parallel": (8, {"cp_size": 2}, {"pp": 1, "dp": 4, "cp": 2, "tp": 1}),
     "colossal_tensor": (8, {"tp_size": 2}, {"dp": 4, "pp": 1, "tp": 2}),
     "colossal_pipeline": (8, {"tp_size": 2}, {"dp": 1, "pp": 4, "tp": 2}),
 }

@@ -35,6 +35,7 @@ STATES = [
     ("fsdp", "fp32", 2 * N, 4 * N + STEPS),
     # Matrices of blocks, 24 H^2 elements, have a momentum alone.
     ("fsdp", "fp32 --optimizer muon", 2 * N, 4 * N - 2 * 24 * H * H + STEPS),
+    ("context_parallel", "fp32", 2 * N, 4 * N + STEPS),
     ("zero1", "bf16", 2 * N, 2 * N + 4 * N + 8),
     ("zero2", "fp32", 4 * N, 2 * N + 4 * N + 8),
     ("zero3", "bf16", N, 6 * N),

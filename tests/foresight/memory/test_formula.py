@@ -33,6 +33,7 @@ def test_the_docstring_has_the_formula(recipe):
     [
         ("single", (), "16 N", 16 * N),
         ("fsdp", (), "16 N / d", 8 * N),
+        ("context_parallel", ("--cp-size", "2"), "16 N / (d c)", 8 * N),
         ("zero2", (), "b N + (12 + 4) N / d", 12 * N),
         ("zero3", ("--precision", "bf16"), "(b + 12 + 4) N / d", 9 * N),
         ("zero1", ("--precision", "bf16"), "b N + 12 N / d + (4 + b) N", 14 * N),

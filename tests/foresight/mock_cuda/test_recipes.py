@@ -9,6 +9,8 @@ from gptscale.recipes import RECIPES
 TINY = ("--model", "tiny", "--n-layer", "8")
 SIZES = {
     "colossal_tensor": ("--tp-size", "4"),
+    # Flash attention computes in 16 bits.
+    "context_parallel": ("--cp-size", "4", "--precision", "bf16"),
     "colossal_pipeline": ("--pp-size", "4"),
     "hybrid_3d": ("--tp-size", "2", "--pp-size", "4"),
     # Its own work reads other data than `single` saved.

@@ -50,6 +50,17 @@ def test_tensor_ranks_divide_the_heads(resolver):
     assert {group[0].run.tp_size for group in listed.groups} == {1}
 
 
+def test_sequences_are_cut_in_rings_where_heads_are_not_divisible(resolver):
+    cluster = gpu_cluster("h100-80", 1, 8, None)
+    config = RunConfig(model="gpt2-xl", global_batch_size=8, precision="bf16", device="cuda")
+    runs = [group[0] for group in enumerate_runs(config, cluster, ["context_parallel"], resolver(8)).groups]
+    assert {(r.run.cp_size, r.run.batch.dp_size, r.config.cp_style) for r in runs} == {
+        (size, 8 // size, "ring") for size in (2, 4, 8)
+    }
+    words = words_of(plan_row(runs[0], cluster))
+    assert words[words.index("--cp-size") + 1] == str(runs[0].run.cp_size)
+
+
 def test_replicas_of_13b_do_not_fit_a_device_and_shards_do(planned):
     found = planned("gpt3-13b", "ddp,zero1,fsdp,tensor_parallel")
     fitting = {row.candidate.run.recipe for row in found.rows}

@@ -70,7 +70,7 @@ def direction(momentum: Tensor, rows: tuple[int, ...]) -> Tensor:
     # (n, heads, rows of a head, columns), where the rows of each matrix are side by side.
     stacked = momentum.unflatten(0, (heads, n, -1)).transpose(0, 1)
     update = orthogonalised(stacked.flatten(1, 2))
-    scaled = update * (RMS * max(update.shape[1:]) ** 0.5)
+    scaled: Tensor = update * (RMS * max(update.shape[1:]) ** 0.5)
     return scaled.view(stacked.shape).transpose(0, 1).flatten(0, 2)
 
 
@@ -119,7 +119,7 @@ class Muon(torch.optim.Optimizer):
                 change = first["lr"] * (update.to(weight) + first["weight_decay"] * weight)
                 weight.sub_(torch.where(self.found_inf > 0, 0.0, change))
 
-    def _momentum(self, p: nn.Parameter) -> Tensor:
+    def _momentum(self, p: Any) -> Tensor:
         """Return the momentum behind this step's gradient, in Nesterov's form, where and as the iterations take it."""
         mean = local(self.state[p]["momentum"])
         grad = torch.where(self.found_inf > 0, mean, local(p.grad) / self.grad_scale)
@@ -149,6 +149,7 @@ class Muon(torch.optim.Optimizer):
 
 def rounds(matrices: list[nn.Parameter]) -> Iterator[Round]:
     """Yield the rounds of a step, in each of which matrices are about as large. Every rank of a mesh must call this."""
+    p: Any
     cut: dict[Any, list[nn.Parameter]] = {}
     for p in sorted(matrices, key=lambda p: -p.numel()):
         placed = enumerate(p.placements) if is_dtensor(p) else ()

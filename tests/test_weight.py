@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
-    "core": (CORE, 24_785),
+    "core": (CORE, 24_790),
     "foresight": (("foresight",), 11_760),
     "lenet": (("lenet",), 6_490),
     "the package": ((*CORE, *LABS), 43_030),

@@ -64,7 +64,7 @@ class SteppedEngine(Engine):
 
         def of_data_ranks() -> Tensor:
             work.wait()
-            return gathered.view(self.data_size, -1).sum(1)
+            return gathered if self.shares == self.data_size else gathered.view(self.data_size, -1).sum(1)
 
         return of_data_ranks
 

@@ -62,7 +62,8 @@ class SteppedEngine(Engine):
         gathered = value.new_empty(self.shares)
         work = dist.all_gather_into_tensor(gathered, value.view(1), group=self.group, async_op=True)
 
-        def of_data_ranks() -> Tensor:
+        # It holds what is sent, which else NCCL's watchdog lets go at a moment of its own.
+        def of_data_ranks(sent: Tensor = value) -> Tensor:
             work.wait()
             return gathered if self.shares == self.data_size else gathered.view(self.data_size, -1).sum(1)
 

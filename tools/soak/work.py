@@ -82,17 +82,20 @@ class SoakWork:
             return dataclasses.replace(config, **{name: getattr(RunConfig, name) for name in OWN})
         return config
 
+    def own(self) -> Any:
+        """Return the recipe's own options, with which it has dropout: a ring has none."""
+        own: Any = default_recipe_config(self.recipe)
+        return dataclasses.replace(own, cp_style="ulysses") if self.recipe == "context_parallel" else own
+
     def check(self, out: Path) -> None:
         """Raise ConfigError if the run cannot start here."""
         config = dataclasses.replace(self.config(out), resume=None)
-        plan_run(self.recipe, config, default_recipe_config(self.recipe), self.nproc)
+        plan_run(self.recipe, config, self.own(), self.nproc)
 
     def program(self, out: Path, *, short_timeout: bool = False) -> Program:
         """Return the command that begins the run, or goes on from the newest checkpoint if there is one."""
         row = get(self.recipe)
-        words = option_words(
-            self.recipe, self.config(out, short_timeout=short_timeout), default_recipe_config(self.recipe)
-        )
+        words = option_words(self.recipe, self.config(out, short_timeout=short_timeout), self.own())
         # The launcher forks the ranks from itself, so it begins with what they import.
         imports = ("gptscale.launchers.run.start", *(WORKER_IMPORTS if row.environment else row.imports))
         return Program(

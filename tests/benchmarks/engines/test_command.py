@@ -33,7 +33,7 @@ def test_each_minimal_loop_is_that_of_a_recipe():
         (["--nproc", "0"], "nproc 0 is out of range"),
         (["--recipes", "ddp", "--model", "gtp2"], "unknown model 'gtp2', in --model, did you mean 'gpt2'?"),
         (["--recipes", "ddp", "--n-embd", "7"], "n_embd 7 is not divisible by n_head 4"),
-        (["--recipes", "hybrid_3d", "--nproc", "3"], "world 3 is not divisible by tp*pp=2, in --nproc"),
+        (["--recipes", "hybrid_3d", "--nproc", "3"], "world 3 is not divisible by tp*cp*pp=2, in --nproc"),
         (["--csv", "nowhere/e.csv"], "nowhere/e.csv cannot be written, in --csv"),
     ],
 )

@@ -38,7 +38,7 @@ class ContextParallelConfig(FSDPConfig):
     """Options of fsdp, and how ranks of a sequence attend to all of it. Their number is --cp-size."""
 
     cp_style: Style = "ring"
-    """ring passes keys and values on from rank to rank; ulysses exchanges heads for tokens (heads must be divisible)."""
+    """ring passes keys and values on from rank to rank. ulysses exchanges heads for tokens, and cp_size must divide the heads."""
 
     @classmethod
     def ways(cls, nproc: int) -> list[tuple[str, ...]]:

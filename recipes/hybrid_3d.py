@@ -94,7 +94,7 @@ def shard(part: nn.Module, block_class: type[nn.Module], mesh: DeviceMesh, compu
 
 
 def parallelize(part: nn.Module, run: Run, config: HybridConfig, mesh: DeviceMesh) -> None:
-    """Cut a stage over tensor ranks, then over data ranks, as which those of a sequence count, and only then give it memory."""
+    """Cut a stage over tensor ranks, then over data ranks and those of a sequence, and only then give it memory."""
     from gptscale.common.model.build import materialise
     from gptscale.common.model.precision import DTYPES
     from gptscale.common.settings.families import model_class

@@ -76,7 +76,7 @@ class Batches:
         )
 
     def bytes_per_token(self, steps: int) -> float | None:
-        """Return the mean bytes of text of the targets of the first global batches, None where the ids are no known text."""
+        """Return the mean bytes of text of a target in the first global batches, None for ids whose text is unknown."""
         if (id_bytes := self.source.id_bytes) is None:
             return None
         of_all = (i for step in range(steps) for rank in range(self.data_size) for i in self.sequences(step, rank))

@@ -25,7 +25,7 @@ Group = dist.ProcessGroup
 
 
 def check_cp(run: Run, style: str) -> None:
-    """Raise ConfigError unless the ranks of a sequence divide it, and heads where these are exchanged, and the kernels fit."""
+    """Raise ConfigError unless cp_size divides the sequence, for ulysses the heads too, and a ring has its kernels."""
     cp_size, tp_size, gpt, config = run.cp_size, run.tp_size, run.gpt, run.config
     if cp_size == 1:
         return
@@ -41,10 +41,10 @@ def check_cp(run: Run, style: str) -> None:
     on_cuda, kernel = run.world.device.type == "cuda", config.attention
     for refused, what, option, fix in (
         (config.dropout, "a ring has no dropout", "dropout", "use --dropout 0"),
-        (config.compile, "each message of a ring would break the graph of a block", "compile", "leave it out"),
+        (config.compile, "torch.compile cannot compile the messages of a ring", "compile", "leave it out"),
         (kernel not in ("auto", "flash"), f"a ring is made of flash attention, not {kernel}", "attention", "use auto"),
         (on_cuda and config.precision == "fp32", "a ring computes in 16 bits on a GPU", "precision", "use bf16"),
-        (on_cuda and gpt.head_dim % 8, f"a ring has no heads of {gpt.head_dim} numbers", "n-head", "use another"),
+        (on_cuda and gpt.head_dim % 8, "a ring needs heads of a multiple of 8 numbers", "n-head", "use another"),
     ):
         if refused and style == "ring":
             raise ConfigError(what, f"in --{option}", f"{fix}, or --cp-style ulysses")
@@ -71,16 +71,16 @@ def attend_by_heads(q: Tensor, k: Tensor, v: Tensor, *, group: Group, **options:
 
 
 def _swapped(x: Tensor, group: Group, cut: int, joined: int) -> Tensor:
-    """Exchange a tensor that is whole in dim `cut` and in parts in dim `joined` for its contrary."""
+    """Cut a tensor along dim `cut` over the ranks, and join their parts along dim `joined`, in one exchange."""
     parts = torch.stack(x.chunk(group.size(), cut))
     received: Tensor = all_to_all_single_autograd(parts, None, None, group)
     return torch.cat(received.unbind(), joined)
 
 
 class _Ring(torch.autograd.Function):
-    """Attention to keys and values that come round, each merged by its log-sum-exp, and gradients that follow them home.
+    """Attention to keys and values that come round, whose gradients travel on with them until they are home.
 
-    Sums are in fp32, also those of keys and values that travel.
+    Parts are merged by their log-sum-exp. Sums are in fp32, also the gradients that travel.
     """
 
     @staticmethod
@@ -125,10 +125,10 @@ class _Ring(torch.autograd.Function):
 
 
 def _meetings(group: Group, n: int) -> Iterator[tuple[int, slice, slice]]:
-    """Yield each step of the ring, and which of this rank's n queries and of the keys that are there in it see each other.
+    """Yield each step of the ring, and which of this rank's n queries see which of the n keys that are there.
 
-    Before the first message all do, under the causal mask. Then those of a rank before this one are seen in their front half by
-    all queries, and those of one behind it in both halves by the back half of the queries.
+    Before the first message all see all, under the causal mask. Later keys may be of a rank before this one: all queries see
+    their front half. Or they are of a rank behind it: the back half of the queries sees all of them.
     """
     every, front, back = slice(None), slice(0, n // 2), slice(n // 2, None)
     yield 0, every, every
@@ -137,7 +137,7 @@ def _meetings(group: Group, n: int) -> Iterator[tuple[int, slice, slice]]:
 
 
 def _sent_on(tensor: Tensor, group: Group) -> Callable[[], Tensor]:
-    """Begin to send a tensor to the next rank of a ring, and return what waits for that of the rank before."""
+    """Begin to send a tensor to the next rank of a ring. The function returned waits for the tensor of the rank before."""
     coming, rank, size = torch.empty_like(tensor), group.rank(), group.size()
     sends = dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % size)
     receives = dist.P2POp(dist.irecv, coming, group=group, group_peer=(rank - 1) % size)

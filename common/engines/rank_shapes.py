@@ -23,7 +23,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class Place(NamedTuple):
-    """Where a rank is on the mesh of its run, where ranks of a sequence count as data ranks, and how large that is."""
+    """Where a rank is on the mesh of its run, and the sizes of that. Ranks of a sequence count as data ranks."""
 
     tp_size: int
     dp_size: int

@@ -44,7 +44,7 @@ class SteppedEngine(Engine):
     _steps_measured = 0
 
     def join(self, group: dist.ProcessGroup | None, cut: Callable[[Tensor], Tensor] | None) -> None:
-        """Learn which processes split the batch, of which those that share a sequence are neighbours. cut: as in TorchEngine."""
+        """Note the processes that split the batch. Those that share a sequence are neighbours. cut: as in TorchEngine."""
         self.group, self.cut_tokens = group, cut
         rank, self.shares = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
         self.data_rank, self.data_size = rank // self.run.cp_size, self.shares // self.run.cp_size
@@ -56,13 +56,13 @@ class SteppedEngine(Engine):
         return batch._replace(inputs=self.cut_tokens(batch.inputs), targets=self.cut_tokens(batch.targets))
 
     def gather(self, value: Tensor) -> Callable[[], Tensor]:
-        """Begin to gather every process's scalar, and return what waits, and adds up those of a data rank, (data_size,)."""
+        """Begin to gather a scalar of each process. The function returned waits, and sums those of a data rank: (data_size,)."""
         if self.group is None:
             return lambda: value.view(1)
         gathered = value.new_empty(self.shares)
         work = dist.all_gather_into_tensor(gathered, value.view(1), group=self.group, async_op=True)
 
-        # It holds what is sent, which else NCCL's watchdog lets go at a moment of its own.
+        # It holds the tensor that is sent. Else NCCL's watchdog frees it at a moment of its own.
         def of_data_ranks(sent: Tensor = value) -> Tensor:
             work.wait()
             return gathered if self.shares == self.data_size else gathered.view(self.data_size, -1).sum(1)

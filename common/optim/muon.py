@@ -120,7 +120,7 @@ class Muon(torch.optim.Optimizer):
                 weight.sub_(torch.where(self.found_inf > 0, 0.0, change))
 
     def _momentum(self, p: Any) -> Tensor:
-        """Return the momentum behind this step's gradient, in Nesterov's form, where and as the iterations take it."""
+        """Add this step's gradient to the momentum, and return Nesterov's form of it in the type of the iterations."""
         mean = local(self.state[p]["momentum"])
         grad = torch.where(self.found_inf > 0, mean, local(p.grad) / self.grad_scale)
         mean.lerp_(grad, 1 - self.momentum)
@@ -148,7 +148,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def rounds(matrices: list[nn.Parameter]) -> Iterator[Round]:
-    """Yield the rounds of a step, in each of which matrices are about as large. Every rank of a mesh must call this."""
+    """Yield the rounds of a step. Matrices of one round are about as large. Every rank of a mesh must call this."""
     p: Any
     cut: dict[Any, list[nn.Parameter]] = {}
     for p in sorted(matrices, key=lambda p: -p.numel()):

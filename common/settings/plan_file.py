@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from gptscale.common.errors import ConfigError, DataError
 from gptscale.common.settings.checks import OF_THE_MACHINE
 from gptscale.common.settings.run import Run
-from gptscale.common.settings.run_config import SPLIT
+from gptscale.common.settings.run_config import AXIS_SIZES, SPLIT
 from gptscale.common.settings.user_file import read_json
 
 FORMAT_VERSION = 1
@@ -38,7 +38,7 @@ def options_of(run: Run, config: Any) -> dict[str, str]:
     """Return all that a prediction of a run depends on, by name. config: its recipe's own options."""
     facts: dict[str, Any] = {"recipe": run.recipe, "ranks": run.world.world_size}
     facts |= {name: getattr(run.config, name) for name in PLANNED}
-    facts |= {"seq_len": run.seq_len, "tp_size": run.tp_size, "cp_size": run.cp_size, "pp_size": run.pp_size}
+    facts |= {"seq_len": run.seq_len, **{name: getattr(run, name) for name in AXIS_SIZES}}
     facts |= {name: getattr(run.batch, name) for name in ("global_batch_size", "micro_batch_size", "grad_accum_steps")}
     facts |= {name: getattr(run.gpt, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
     own = dataclasses.asdict(config).items()

@@ -23,9 +23,12 @@ OptimizerState = Literal["fp32", "bf16", "8bit"]
 
 # The modes of torch.compile that record the kernels of a block once and replay them at fixed addresses.
 CUDA_GRAPHS = ("max-autotune", "reduce-overhead")
+# The axes of a mesh beside dp, and the options of their sizes.
+MODEL_AXES = ("tp", "cp", "pp")
+AXIS_SIZES = tuple(f"{axis}_size" for axis in MODEL_AXES)
 # How a run computes its work, by the names of RunConfig's fields.
 SPLIT = "micro_batch_size grad_accum_steps activation_checkpointing compile compile_mode attention".split()
-SPLIT += ["tp_size", "cp_size", "pp_size"]
+SPLIT += AXIS_SIZES
 # When a run looks at itself, where it begins, and what it leaves behind.
 KEPT = (
     "eval_every eval_batches sample timing_warmup_steps log_every check_replicas save_every save_last save_async "
@@ -125,7 +128,7 @@ class RunConfig:
     tp_size: int | None = None
     """Tensor-parallel ranks; default 1, or all that there are where a recipe's first axis is tp."""
     cp_size: int | None = None
-    """Ranks that share each sequence; default 1, or all that there are where a recipe's first axis is cp."""
+    """Ranks that share each sequence. Default 1, or all that there are where a recipe's first axis is cp."""
     pp_size: int | None = None
     """Pipeline ranks; default 1, or all that there are where a recipe's first axis is pp."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -223,14 +226,12 @@ class RunConfig:
     def _check_ranges(self) -> None:
         # field: (lowest, highest). The highest values are far beyond any use and catch typing errors.
         integers = {
-            "steps": (1, 10**9), "global_batch_size": (1, 10**7), "micro_batch_size": (1, 10**6),
-            "grad_accum_steps": (1, 10**6), "seq_len": (1, 2**22), "seed": (0, 2**31 - 1), "warmup_steps": (0, 10**9),
-            "tp_size": (1, 4096), "cp_size": (1, 4096), "pp_size": (1, 4096),
-            "eval_every": (0, 10**9), "eval_batches": (1, 10**6), "sample": (0, 100),
-            "timing_warmup_steps": (0, 10**6), "log_every": (1, 10**6), "save_every": (0, 10**9),
-            "check_replicas": (0, 10**9), "plan_row": (1, 10**6), "decay_from": (0, 10**9),
-            "keep_checkpoints": (2, 10**6), "n_layer": (1, 10**4), "n_head": (1, 10**4), "n_embd": (1, 10**6),
-            "vocab_size": (2, 2**31),
+            "steps": (1, 10**9), "global_batch_size": (1, 10**7), "micro_batch_size": (1, 10**6), "grad_accum_steps": (1, 10**6),
+            "seq_len": (1, 2**22), "seed": (0, 2**31 - 1), "warmup_steps": (0, 10**9), **dict.fromkeys(AXIS_SIZES, (1, 4096)),
+            "eval_every": (0, 10**9), "eval_batches": (1, 10**6), "sample": (0, 100), "timing_warmup_steps": (0, 10**6),
+            "log_every": (1, 10**6), "save_every": (0, 10**9), "check_replicas": (0, 10**9), "plan_row": (1, 10**6),
+            "decay_from": (0, 10**9), "keep_checkpoints": (2, 10**6), "n_layer": (1, 10**4), "n_head": (1, 10**4),
+            "n_embd": (1, 10**6), "vocab_size": (2, 2**31),
         }  # fmt: skip
         reals = {
             "lr": (0.0, 100.0), "weight_decay": (0.0, 100.0), "beta1": (0.0, 1.0), "beta2": (0.0, 1.0),

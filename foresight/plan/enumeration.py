@@ -13,7 +13,7 @@ from typing import Any, Literal
 from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
-from gptscale.common.settings.run_config import RunConfig
+from gptscale.common.settings.run_config import MODEL_AXES, RunConfig
 from gptscale.foresight.plan.question import Cluster, Resolve
 from gptscale.recipes import RECIPES, Recipe
 
@@ -22,6 +22,7 @@ CHECKPOINTING: tuple[Literal["none", "selective", "full"], ...] = ("none", "sele
 # Options of recipes that split the work otherwise. A field whose type lists its values takes all of them.
 LISTED = ("schedule", "data_parallel", "strategy", "cp_style")
 STAGES = (1, 2, 3)
+Split = tuple[str, *tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,9 @@ class Candidate:
     config: RecipeConfig
 
     @property
-    def split(self) -> tuple[str, int, int, int]:
+    def split(self) -> Split:
         """Return what rows of one kind have in common: the recipe and its mesh."""
-        return self.run.recipe, self.run.tp_size, self.run.cp_size, self.run.pp_size
+        return self.run.recipe, *map(self.run.mesh.size, MODEL_AXES)
 
 
 @dataclass

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from gptscale.common.settings.run_config import MODEL_AXES
 from gptscale.foresight.memory.report import COLOURS, stack
+from gptscale.foresight.plan.enumeration import Split
 from gptscale.foresight.plan.rows import PlannedRow
 from gptscale.foresight.plan.trials import RECORDED
 from gptscale.foresight.price.picture import draw_step, lanes, letters
@@ -79,17 +81,15 @@ def scaling_speeds(plans: Mapping[int, Sequence[PlannedRow]], most: int = 5) -> 
     """Return tokens/s by devices of the splits that are best on most devices. plans: best rows by devices."""
     last = plans[max(plans)]
 
-    def label(row: PlannedRow) -> tuple[str, int, int, int]:
+    def label(row: PlannedRow) -> Split:
         run = row.candidate.run
         # A pipeline or tensor recipe spreads over all devices, so its sizes change with them.
-        return (run.recipe, 0, 0, 0) if run.batch.dp_size == 1 else row.candidate.split
+        return (run.recipe, *[0] * len(MODEL_AXES)) if run.batch.dp_size == 1 else row.candidate.split
 
     speeds: dict[str, dict[int, float]] = {}
     for chosen in last[:most]:
         name = chosen.candidate.run.recipe
-        name += "".join(
-            f" {axis}{size}" for axis, size in zip(("tp", "cp", "pp"), label(chosen)[1:], strict=True) if size > 1
-        )
+        name += "".join(f" {axis}{size}" for axis, size in zip(MODEL_AXES, label(chosen)[1:], strict=True) if size > 1)
         for devices, rows in sorted(plans.items()):
             same = [row.tokens_per_s for row in rows if label(row) == label(chosen)]
             if same:

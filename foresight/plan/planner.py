@@ -13,7 +13,7 @@ from gptscale.common.errors import GptscaleError
 from gptscale.common.measure.flops import hardware_flops_per_token
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.memory.bound import Places
-from gptscale.foresight.plan.enumeration import Candidate, enumerate_runs
+from gptscale.foresight.plan.enumeration import Candidate, Split, enumerate_runs
 from gptscale.foresight.plan.question import Cluster, Resolve
 from gptscale.foresight.plan.rows import PlannedRow, Tried, places_of
 from gptscale.foresight.plan.trials import MEASURED
@@ -42,7 +42,7 @@ class WorkPlan:
     cluster: Cluster
     config: RunConfig
     rows: list[PlannedRow]
-    also: dict[tuple[str, int, int, int], list[str]]
+    also: dict[Split, list[str]]
     nearest: PlannedRow | None
     listed: int
     splits: int
@@ -140,14 +140,14 @@ def _of_group(
 
 def _splits(
     fitting: Sequence[PlannedRow], order: Sequence[str]
-) -> tuple[list[list[PlannedRow]], dict[tuple[str, int, int, int], list[str]]]:
+) -> tuple[list[list[PlannedRow]], dict[Split, list[str]]]:
     """Return the forms of each split, the best first, and the recipes that split in the same way."""
-    by_split: dict[tuple[str, int, int, int], list[PlannedRow]] = {}
+    by_split: dict[Split, list[PlannedRow]] = {}
     # A larger micro-batch has larger products. So it comes first where the estimate does not tell.
     for row in sorted(fitting, key=lambda row: (row.estimate, -row.candidate.run.batch.micro_batch_size)):
         by_split.setdefault(row.candidate.split, []).append(row)
-    also: dict[tuple[str, int, int, int], list[str]] = {}
-    kinds: dict[object, tuple[str, int, int, int]] = {}
+    also: dict[Split, list[str]] = {}
+    kinds: dict[object, Split] = {}
     splits = []
     for split, forms in sorted(by_split.items(), key=lambda item: (item[1][0].estimate, order.index(item[0][0]))):
         first = forms[0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gptscale.common.settings.command_line import changed_options
-from gptscale.common.settings.run_config import RunConfig
+from gptscale.common.settings.run_config import AXIS_SIZES, MODEL_AXES, RunConfig
 from gptscale.foresight.memory.bound import Places, bound
 from gptscale.foresight.memory.report import RankMemory
 from gptscale.foresight.plan.enumeration import Candidate
@@ -77,7 +77,7 @@ class PlannedRow:
         """Return the recipe and all that splits or saves memory, in few words."""
         run, config = self.candidate.run, self.candidate.config
         words = [run.recipe]
-        words += [f"{axis}{size}" for axis in ("tp", "cp", "pp") if (size := run.mesh.size(axis)) > 1]
+        words += [f"{axis}{size}" for axis in MODEL_AXES if (size := run.mesh.size(axis)) > 1]
         if run.batch.dp_size > 1:
             words.append(f"dp{run.batch.dp_size}")
         own = {
@@ -177,7 +177,7 @@ KINDS_OF_MEMORY = {
 def words_of(row: PlannedRow) -> list[str]:
     """Return the command line of a row behind its recipe, without how many processes it has."""
     run, recipe = row.candidate.run, get(row.candidate.run.recipe)
-    own_place: dict[str, Any] = dict.fromkeys(("tp_size", "cp_size", "pp_size"))
+    own_place: dict[str, Any] = dict.fromkeys(AXIS_SIZES)
     own_place |= {f"{axis}_size": run.mesh.size(axis) for axis in recipe.axes if axis != "dp"}
     own_place["device"] = "cpu" if row.cluster.is_cpu else "auto"
     config = dataclasses.replace(run.config, micro_batch_size=run.batch.micro_batch_size, **own_place)

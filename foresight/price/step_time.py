@@ -72,10 +72,9 @@ def main_precision(works: Sequence[Work]) -> str:
 
 
 def priced(step: Replayed, with_host_s: float, costs: Costs, precision: str = "") -> PricedStep:
-    """Return a replayed step in figures.
+    """Return a replayed step in figures: shares of the peak of `precision`, even where most is computed in a slower one.
 
-    with_host_s: how long it is with a host as slow as this machine's. precision: that was asked for, whose peak is the device's
-    even where most is computed in a slower one, so that programs can be compared.
+    with_host_s: how long it is with a host as slow as this machine's.
     """
     computing = [span.work for span in step.spans if span.kind in (PRODUCTS, ATTENTION)]
     peak = max(costs.peak(name) for name in (main_precision(computing), precision) if name)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gptscale.common.settings.checks import OptionNeed, check_output_file, check_range
-from gptscale.common.settings.run_config import KEPT, RunConfig
+from gptscale.common.settings.run_config import AXIS_SIZES, KEPT, RunConfig
 from gptscale.launchers.run.options import default_recipe_config, option_words, parse_launch
 
 
@@ -73,7 +73,7 @@ def of_recipe(recipe: str, words: Sequence[str], folder: Path) -> ProveOptions:
 
     def command(name: str, ranks: int) -> str:
         options = recipe_config if name == recipe else default_recipe_config(name)
-        axes: dict[str, Any] = {} if name == recipe else dict.fromkeys(("tp_size", "cp_size", "pp_size"))
+        axes: dict[str, Any] = {} if name == recipe else dict.fromkeys(AXIS_SIZES)
         words = option_words(name, dataclasses.replace(config, run_name=f"{name}-{ranks}", **axes), options)
         return shlex.join([sys.executable, "-m", "gptscale.launchers.cli", "run", name, "--nproc", str(ranks), *words])
 

@@ -27,7 +27,7 @@ from gptscale.common.settings.batch_plan import DEFAULT_GLOBAL_BATCH_SIZE, Batch
 from gptscale.common.settings.mesh import Mesh
 from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.common.settings.run import Run, workload
-from gptscale.common.settings.run_config import FIXED, RunConfig
+from gptscale.common.settings.run_config import FIXED, MODEL_AXES, RunConfig
 from gptscale.launchers.run.options import default_recipe_config
 from gptscale.recipes import get, names_with, unsupported
 from gptscale.results.columns import SUMMARY
@@ -103,7 +103,8 @@ class ReadyRun:
 def resolve(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world: World) -> Run:
     """Return a run with its mesh and its batch arithmetic, or raise ConfigError if they do not work out."""
     mesh, axes = mesh_of(recipe, config, world.world_size), get(recipe).mesh
-    config = dataclasses.replace(config, tp_size=mesh.size("tp"), cp_size=mesh.size("cp"), pp_size=mesh.size("pp"))
+    sizes: dict[str, Any] = {f"{axis}_size": mesh.size(axis) for axis in MODEL_AXES}
+    config = dataclasses.replace(config, **sizes)
     return Run(recipe, config, config.gpt(), _batch_plan(config, recipe_config, mesh), world, axes)
 
 
@@ -178,7 +179,7 @@ def mesh_of(recipe: str, config: RunConfig, world_size: int) -> Mesh:
         raise ConfigError(
             f"{recipe} is one process, not {world_size}", "in --nproc", f"use --nproc 1, or recipe {others}"
         )
-    asked = {"tp": config.tp_size, "cp": config.cp_size, "pp": config.pp_size}
+    asked = {axis: getattr(config, f"{axis}_size") for axis in MODEL_AXES}
     for axis, size in asked.items():
         if size is not None and size > 1 and axis not in row.axes:
             raise ConfigError(
@@ -186,7 +187,7 @@ def mesh_of(recipe: str, config: RunConfig, world_size: int) -> Mesh:
             )
     model_size = math.prod(size or 1 for size in asked.values())
     if world_size % model_size:
-        what = f"world {world_size} is not divisible by tp*cp*pp={model_size}"
+        what = f"world {world_size} is not divisible by {'*'.join(MODEL_AXES)}={model_size}"
         raise ConfigError(what, "in --nproc", f"use nproc {nearest_multiples(world_size, model_size)}")
     sizes = {axis: size or 1 for axis, size in asked.items()} | {"dp": world_size // model_size}
     if row.axes and asked.get(row.axes[0], 1) is None:

@@ -25,6 +25,7 @@ from gptscale.common.measure.speed import Memory, peak_memory
 from gptscale.common.model.precision import emulation
 from gptscale.common.process.world import gather_objects
 from gptscale.common.settings.run import workload_hash
+from gptscale.common.settings.run_config import AXIS_SIZES
 from gptscale.launchers.run.options import option_words
 from gptscale.launchers.run.preflight import ReadyRun
 from gptscale.launchers.run.space import check_space
@@ -45,9 +46,7 @@ if TYPE_CHECKING:
 PACKAGES = "torch numpy transformers datasets deepspeed fairscale accelerate lightning-fabric colossalai".split()
 
 # Columns that are named after the options, the recorder's figures, and the batch arithmetic, that fill them.
-OF_CONFIG = (
-    "model precision tp_size cp_size pp_size steps attention activation_checkpointing compile optimizer optimizer_state seed"
-).split()
+OF_CONFIG = "model precision steps attention activation_checkpointing compile optimizer optimizer_state seed".split()
 OF_LOSS = "loss_first loss_last eval_loss bits_per_byte".split()
 OF_BATCH = "dp_size micro_batch_size grad_accum_steps global_batch_size".split()
 
@@ -127,7 +126,7 @@ class RunRecord:
             "run_id": self.run_id,
             "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "recipe": run.recipe,
-            **{name: getattr(config, name) for name in OF_CONFIG},
+            **{name: getattr(config, name) for name in (*OF_CONFIG, *AXIS_SIZES)},
             **{name: getattr(run.batch, name) for name in OF_BATCH},
             "engine": engine,
             "engine_version": importlib.metadata.version(engine),

@@ -42,8 +42,7 @@ def whole_model(reader: Reader, shape: ModelConfig) -> Decoder:
     """Return the model of a checkpoint, whole, on the CPU in fp32 and for evaluation."""
     with torch.device("meta"):
         model: Decoder = model_class(shape)(shape)
-    weights = {name: reader.read(f"model/{name}") for name, _ in model.named_parameters()}
-    model.load_state_dict(weights, assign=True)
+    model.load_state_dict({name: reader.read(f"model/{name}") for name, _ in model.named_parameters()}, assign=True)
     return model.eval()
 
 

@@ -11,15 +11,17 @@ from functools import cached_property
 
 from gptscale.common.errors import visible
 from gptscale.common.measure.limits import TAKEN_MAX
+from gptscale.common.settings.run_config import AXIS_SIZES, MODEL_AXES
 from gptscale.results.columns import SUMMARY
 from gptscale.results.comparison.read import DAMAGED, Row
 from gptscale.results.comparison.run_files import clip, read_run_json
 
 # Two rows that agree in these columns are repeats of one configuration.
 CONFIGURATION = (
-    "recipe engine engine_version world_size dp_size tp_size cp_size pp_size micro_batch_size grad_accum_steps "
-    "attention activation_checkpointing compile optimizer_state offload device torch_version recipe_options imported_from"
+    "recipe engine engine_version world_size dp_size micro_batch_size grad_accum_steps attention activation_checkpointing "
+    "compile optimizer_state offload device torch_version recipe_options imported_from"
 ).split()
+CONFIGURATION += AXIS_SIZES
 # Columns whose difference explains a different workload_hash when no run.json is at hand.
 WORK = (
     "model n_params seq_len vocab_size precision optimizer lr optimizer_state global_batch_size steps data seed".split()
@@ -174,7 +176,7 @@ def _remarks(rows: Sequence[Row]) -> Counter[str]:
 def _name(row: Row) -> str:
     """Return the recipe and what splits it, with only those options that are not the usual ones."""
     name = f"{row['recipe']} x{row['world_size']}"
-    for axis in ("tp", "cp", "pp"):
+    for axis in MODEL_AXES:
         name += f" {axis}{row[f'{axis}_size']}" if row[f"{axis}_size"] > 1 else ""
     name += f" ac={row['activation_checkpointing']}" if row["activation_checkpointing"] not in ("", "none") else ""
     name += f" state={row['optimizer_state']}" if row["optimizer_state"] != "fp32" else ""

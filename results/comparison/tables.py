@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gptscale.common.settings.run_config import AXIS_SIZES
 from gptscale.results.columns import SUMMARY, cell, csv_line
 from gptscale.results.comparison.groups import FIGURES, Comparison, Group
 from gptscale.results.comparison.memory_bars import state_gib, state_text, state_unit
@@ -21,9 +22,8 @@ OPTIONAL = ("time s", "TFLOP/s", "MFU", "GPU %", "bits/byte", "bound by")
 LEFT = ("recipe", "bound by", "status")
 # Columns that a narrow terminal does not show, the first of them first.
 SPARE = ("p10-p90", "TFLOP/s", "time s", "runs", "GPU %", "MFU", "bits/byte", "loss", "step ms")
-IDENTITY = (
-    "recipe world_size dp_size tp_size cp_size pp_size micro_batch_size grad_accum_steps device workload_hash".split()
-)
+IDENTITY = ["recipe", "world_size", "dp_size", *AXIS_SIZES]
+IDENTITY += "micro_batch_size grad_accum_steps device workload_hash".split()
 
 
 def cells(comparison: Comparison) -> list[dict[str, str]]:

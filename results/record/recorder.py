@@ -132,9 +132,8 @@ class Recorder:
             self._log = StepLog(steps, after_step=self.start_step)
             self.loss_first, _, self.train_time_s = totals(steps)
             if config.eval_every:
-                evals = self.folder / "eval.csv"
-                self._evals = StepLog(evals, ("step", "loss"), after_step=self.start_step)
-                self.eval_loss = totals(evals)[1]
+                self._evals = StepLog(self.folder / "eval.csv", ("step", "loss"), after_step=self.start_step)
+                self.eval_loss = totals(self._evals.path)[1]
             self._begin_boards()
             self._console = StepLines(
                 self.run.recipe, config.steps, self.run.tokens_per_step, self._speed([1.0], [0.0])

@@ -83,7 +83,7 @@ class SoakWork:
         return config
 
     def own(self) -> Any:
-        """Return the recipe's own options, with which it has dropout: a ring has none."""
+        """Return the recipe's own options. A ring has no dropout, so that sequences are cut by heads."""
         own: Any = default_recipe_config(self.recipe)
         return dataclasses.replace(own, cp_style="ulysses") if self.recipe == "context_parallel" else own
 

@@ -13,7 +13,7 @@ from gptscale.common.errors import GptscaleError
 from gptscale.common.process.program import Program
 from gptscale.common.process.task import pass_on, reason, run_captured
 
-# benchmarks/gpu.sh sets less, so that a task that hangs is seen here before the whole bench is ended from outside.
+# Set less where the whole bench is ended from outside, so that a task that hangs is seen here before.
 LIMIT_S = float(os.environ.get("GPTSCALE_WORKER_LIMIT_S", "1800"))
 
 

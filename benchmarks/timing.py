@@ -61,9 +61,3 @@ def copy_call(device: torch.device, nbytes: int | None = None) -> tuple[Callable
     source = torch.empty(max(1, (nbytes or COPY_BYTES[device.type]) // 4), device=device).fill_(1.0)
     target = torch.empty_like(source)
     return lambda: target.copy_(source), 2 * source.nbytes
-
-
-def copy_rate(device: torch.device) -> float:
-    """Return the GB/s of a copy, read plus write, far beyond the caches."""
-    copy, moved = copy_call(device)
-    return moved / medians({"copy": copy}, device)["copy"] / 1e9

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
 
 if TYPE_CHECKING:
@@ -42,6 +43,12 @@ class FairscaleFSDPConfig(RecipeConfig):
 
     def state_formula(self, run: Run) -> str:
         return "16 N / d"
+
+    def check(self, run: Run) -> None:
+        """Raise ConfigError for one rank that accumulates in 16 bits, whose weights fairscale frees after a micro-batch."""
+        if run.world.world_size == 1 and run.config.precision != "fp32" and run.batch.grad_accum_steps > 1:
+            what = "fairscale's FSDP on one rank cannot accumulate in 16 bits"
+            raise ConfigError(what, "in --grad-accum-steps", "use --grad-accum-steps 1, --precision fp32 or more ranks")
 
 
 def shard(
@@ -103,8 +110,7 @@ def build(run: Run, config: FairscaleFSDPConfig) -> TorchEngine:
         zero_grad=optimizer.zero_grad,
         boxes=boxes,
     )
-    group = dist.group.WORLD
-    return TorchEngine(run, sharded, stepper, group=group, set_grad_sync=holding_back(sharded.no_sync))
+    return TorchEngine(run, sharded, stepper, group=dist.group.WORLD, set_grad_sync=holding_back(sharded.no_sync))
 
 
 if __name__ == "__main__":

@@ -93,7 +93,8 @@ def _watch(ranks: Sequence[Process], heartbeats: str, requests: Sequence[tuple[s
         failed = [(i, code) for i, code in enumerate(codes) if code]
         if failed and not requests:
             _end(ranks, GRACE_S)
-            return _explain(*_first_cause(failed), heartbeats)
+            # One with an error of its own comes before one that missed a peer.
+            return _explain(*min(failed, key=lambda pair: (pair[1] == PEER_EXIT_STATUS, pair[0])), heartbeats)
         if all(code is not None for code in codes):
             if requests and any(code == -requests[0][0] for _, code in failed):
                 fix = "start it again, with --resume if it had saved before"
@@ -104,11 +105,6 @@ def _watch(ranks: Sequence[Process], heartbeats: str, requests: Sequence[tuple[s
             _end(ranks, 0.0)
             return PEER_EXIT_STATUS
         time.sleep(POLL_S)
-
-
-def _first_cause(failed: list[tuple[int, int]]) -> tuple[int, int]:
-    """Choose one of the ranks that ended: one with an error of its own, before one that missed a peer."""
-    return min(failed, key=lambda pair: (pair[1] == PEER_EXIT_STATUS, pair[0]))
 
 
 def _explain(rank: int, code: int, heartbeats: str) -> int:

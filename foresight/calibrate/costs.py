@@ -38,16 +38,17 @@ def curves_of(timed: Mapping[Operation, TimedOperation]) -> dict[tuple[str, tupl
     """Return seconds by bytes of each collective by its ranks, and by operations or bytes of all else."""
     points: dict[tuple[str, tuple[int, ...]], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for operation, time in timed.items():
-        points[(operation.kind, group_of(operation))][size_of(operation)].append(time.seconds)
+        # The shape of a collective is its bytes and its ranks.
+        ranks = operation.shape[1:] if operation.kind in ("all-reduce", "all-gather", "reduce-scatter", "send") else ()
+        points[operation.kind, ranks][size_of(operation)].append(time.seconds)
+    for of_kind in (of_kind for (_, ranks), of_kind in points.items() if not ranks):
+        # What is smaller takes its share of the smallest that was measured, which is far longer than a launch.
+        least = min(of_kind)
+        of_kind[1.0] = [seconds / least for seconds in of_kind[least]]
     return {
         key: (sizes := sorted(of_kind), [sum(of_kind[size]) / len(of_kind[size]) for size in sizes])
         for key, of_kind in points.items()
     }
-
-
-def group_of(operation: Operation) -> tuple[int, ...]:
-    """Return what an operation's ranks are: none, if it is no collective."""
-    return operation.shape[1:] if operation.kind in ("all-reduce", "all-gather", "reduce-scatter", "send") else ()
 
 
 def size_of(operation: Operation) -> float:

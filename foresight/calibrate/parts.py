@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gptscale.common.measure.speed import timed
-from gptscale.common.model.gpt import causal_attention
+from gptscale.common.model.gpt import HEAD_DIM_MULTIPLE, causal_attention
 from gptscale.common.process.world import gather_numbers
 from gptscale.common.settings.shape import ModelConfig
 from gptscale.foresight.calibrate.file import Operation
@@ -46,11 +46,13 @@ def time_parts(
     n_head = gpt.n_head // tp
     qkv = normal(tokens // seq_len, seq_len, n_head, 3, gpt.head_dim).requires_grad_()
     shape = (tokens, n_head * gpt.head_dim, n_head, seq_len)
+    # As the model has it: with the padding for which torch takes another kernel.
+    attend = partial(causal_attention, multiple=HEAD_DIM_MULTIPLE.get(device.type, 1))
     with torch.no_grad():
-        grad = torch.randn_like(causal_attention(qkv))
+        grad = torch.randn_like(attend(qkv))
     forward, backward = Operation("attention forward", shape), Operation("attention backward", shape)
-    calls[forward] = lambda: causal_attention(qkv.detach())
-    calls[backward] = lambda: torch.autograd.grad(causal_attention(qkv), qkv, grad)
+    calls[forward] = lambda: attend(qkv.detach())
+    calls[backward] = lambda: torch.autograd.grad(attend(qkv), qkv, grad)
     numbers = torch.zeros(PASS_BYTES // 4, device=device)
     calls[Operation("pass", (2 * PASS_BYTES,))] = lambda: numbers.add_(1)
     if device.type == "cuda":

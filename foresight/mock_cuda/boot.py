@@ -153,7 +153,7 @@ def _init_process_group(original: Any, *args: Any, **options: Any) -> Any:
     world_size = check_ranks(given.get("world_size", -1))
     for name in ("init_method", "device_id"):
         given.pop(name, None)
-    given["backend"] = _without_gloo(given.get("backend") or "cpu:gloo,cuda:nccl")
+    given["backend"] = (given.get("backend") or "cpu:gloo,cuda:nccl").replace("gloo", "fake")
     given.update(store=LoneStore(), rank=int(os.environ.get("RANK", "0")), world_size=world_size)
     return original(**given)
 
@@ -162,7 +162,7 @@ def _new_group(
     original: Any, ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **options: Any
 ) -> Any:
     with _splitting([ranks or range(dist.get_world_size())], dist.get_rank()):
-        return original(ranks, timeout, _without_gloo(backend), *args, **options)
+        return original(ranks, timeout, backend and backend.replace("gloo", "fake"), *args, **options)
 
 
 def _split_group(original: Any, parent_pg: Any = None, split_ranks: Any = None, *args: Any, **options: Any) -> Any:
@@ -177,10 +177,6 @@ def _splitting(groups: Sequence[Sequence[int]], rank: int) -> Iterator[None]:
     ctypes.CDLL(None).mock_split(len(own), own.index(rank))
     yield
     ctypes.CDLL(None).mock_split(0, 0)
-
-
-def _without_gloo(backend: str | None) -> str | None:
-    return backend and backend.replace("gloo", "fake")
 
 
 def _gather(original: Any, tensor: Any, gather_list: list[Any] | None = None, *args: Any, **options: Any) -> Any:

@@ -135,6 +135,11 @@ def build_from_config(module: Any) -> None:
         module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
 
 
+def pack_nothing(module: Any) -> None:
+    """Let a row be one sequence. Transformers asks the positions on the device, which are zeros here, and would make a mask."""
+    module.find_packed_sequence_indices = lambda position_ids: None
+
+
 def write_nothing(module: Any) -> None:
     """Leave out what a module or its Trainer would save."""
     for owner, name in (

@@ -14,7 +14,6 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.process import environments
 from gptscale.common.process.task import reason
 from gptscale.foresight.mock_cuda.build import prepare
-from gptscale.foresight.mock_cuda.devices import device_named, environment
 
 PYTHON = re.compile(r"python[\d.]*$")
 # The interpreter of a script: in its first line, or where that would be too long, in its second, which a shell reads.
@@ -45,12 +44,6 @@ def torch_of(python: str) -> Path:
         why = "" if not found.returncode else f" ({reason(found.stderr)[:200]})"
         raise ConfigError(f"torch is not installed{why}", f"at {python}", "name the Python of your environment")
     return with_cuda(Path(origin[-1]).parent)
-
-
-def mock_variables(environment_name: str, device: str, devices: int) -> dict[str, str]:
-    """Return the variables under which a program sees `devices` devices of a name of common/measure/gpus.csv."""
-    version = cuda_version(torch_folder_of(environment_name))
-    return environment(device_named(device), prepare_mock(environment_name), devices, version)
 
 
 def prepare_mock(environment: str = "") -> Path:

@@ -67,7 +67,11 @@ def main(argv: Sequence[str]) -> int:
     options = parse(CompareOptions, argv, prog="gptscale compare", about="Rank runs of the same work.")
     if not options.paths:
         raise ConfigError("no PATH is given", "in compare", "give a results folder, such as `gptscale compare results`")
-    of_vision = [_is_of_vision(path) for path in options.paths]
+    # A lenet.csv, or a folder that has one and no summary.csv.
+    of_vision = [
+        p.name == "lenet.csv" or ((p / "lenet.csv").is_file() and not (p / "summary.csv").exists())
+        for p in options.paths
+    ]
     if any(of_vision):
         return _compare_vision(options, all(of_vision))
     from gptscale.results.comparison.groups import compare
@@ -76,11 +80,6 @@ def main(argv: Sequence[str]) -> int:
 
     write(compare(load(options.paths)), options.files(), options.panel)
     return 0
-
-
-def _is_of_vision(path: Path) -> bool:
-    """Return whether a path names vision runs: a lenet.csv, or a folder that has one and no summary.csv."""
-    return path.name == "lenet.csv" or ((path / "lenet.csv").is_file() and not (path / "summary.csv").exists())
 
 
 def _compare_vision(options: CompareOptions, has_nothing_else: bool) -> int:

@@ -12,6 +12,7 @@ from benchmarks.ops.cases import OPERATORS
 from gptscale.common.process.mock import is_mock
 from gptscale.common.process.program import Program
 from gptscale.common.process.ranks import launch
+from gptscale.launchers.run.preflight import why_not_here
 from gptscale.ops import registry
 
 pytestmark = pytest.mark.gpu
@@ -43,6 +44,8 @@ def test_each_case_of_an_operator_is_timed(operator):
 # hybrid_3d needs two ranks.
 @pytest.mark.parametrize("recipe", [name for name in SETUPS if name != "hybrid_3d"])
 def test_an_engine_takes_its_steps_beside_its_librarys_own_loop(recipe):
+    if reason := why_not_here(recipe):
+        pytest.skip(reason)
     # The import of DeepSpeed asks CUDA what is there, and CUDA does not survive a fork. The mock does, which mock_engines.py
     # does not ask.
     imports = (*IMPORTS, "mock_engines") if is_mock() else imports_of((recipe,), "")

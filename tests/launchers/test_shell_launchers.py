@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 LAUNCHERS = Path(__file__).parents[2] / "launchers"
-MODEL, MEMORY = ["-m", "benchmarks.model"], ["-m", "benchmarks.memory"]
-GPU_SH = LAUNCHERS.parent / "benchmarks" / "gpu.sh"
 OPTIONS = ["--model", "1.6b", "--run-name", "a run;rm"]
 
 
@@ -44,45 +42,6 @@ def test_several_nodes():
         *"-m gptscale.recipes fsdp".split(),
         *OPTIONS,
     ]
-
-
-def test_the_gpu_script_carries_on(tmp_path):
-    """A stage that failed is tried again, one that succeeded is not, and what has no time is named.
-
-    Stages tried fewest times come first: those of a call that ended early wait for the others.
-    """
-    for name in ("gptscale", "python"):
-        fake = tmp_path / name
-        fake.write_text(
-            f'#!/bin/sh\necho "$* $GPTSCALE_WORKER_LIMIT_S" >>{tmp_path}/asked\n'
-            f'case "$*" in *handout.csv*) echo part >>{tmp_path}/out/handout.csv; exit 3;; esac\n'
-        )
-        fake.chmod(0o755)
-    environment, out = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, tmp_path / "out"
-
-    def asked(*words):
-        (tmp_path / "asked").write_text("")
-        ended = shell(GPU_SH, *words, **environment)
-        lines = (tmp_path / "asked").read_text().splitlines()
-        # Each has 480 s of the call's ten minutes: what hangs is told within the call.
-        assert all(line.endswith(" 480") for line in lines)
-        return ended, [line.split()[:2] for line in lines]
-
-    out.mkdir()
-    (out / "model.tried").write_text("once\n")
-    ended, first = asked(out)
-    assert ended.returncode == 1
-    assert first[0] == MODEL
-    assert first[-2:] == [["-m", "pytest"], MODEL]
-    assert "handout ended with status 3" in ended.stderr
-    assert len(first) == len(shell(GPU_SH, "--list", out).stdout.splitlines())
-    assert asked(out)[1] == [MODEL, MEMORY]
-    assert [(out / f"handout{name}.csv").read_text() for name in ("", ".earlier")] == ["part\n"] * 2
-    (out / "handout.tried").write_text("1\n2\n3\n")
-    assert asked(out)[1] == [MEMORY, MODEL]
-    ended, nothing = asked(out, "0")
-    assert nothing == []
-    assert "not done for want of time: memory handout" in ended.stdout
 
 
 @pytest.mark.parametrize(

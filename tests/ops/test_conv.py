@@ -246,7 +246,9 @@ def test_on_a_gpu_beside_cudnn(dtype):
         leaves = [t.cuda().requires_grad_() for t in (x, weight, bias)]
         with torch.backends.cudnn.flags(allow_tf32=False):
             y = c.conv_bias_relu(*leaves, *geometry, implementation="triton")
-            assert ulp(y.cpu(), exact, dtype) <= max(4.0, 1.25 * ulp(eager(*leaves, geometry).cpu(), exact, dtype))
+            # PyTorch's sums on a GPU and on a CPU are in different orders, and ours are in a third.
+            of_torch = (ulp(eager(*on, geometry).cpu(), exact, dtype) for on in (leaves, (x, weight, bias)))
+            assert ulp(y.cpu(), exact, dtype) <= max(4.0, 1.25 * max(of_torch))
             grad = torch.randn_like(y)
             own_gradients = torch.autograd.grad(y, leaves, grad)
             again = torch.autograd.grad(c.conv_bias_relu(*leaves, *geometry, implementation="triton"), leaves, grad)

@@ -50,5 +50,7 @@ def test_trains_as_one_gpu_does_and_resumes_bit_for_bit(recipe, one_gpu, tmp_pat
 def test_bf16_stays_near_one_gpu_in_bf16(recipe, tmp_path):
     if reason := why_not_here(recipe):
         pytest.skip(reason)
+    if recipe == "fairscale_fsdp" and torch.cuda.device_count() == 1:
+        pytest.skip("one rank cannot accumulate in 16 bits")
     one, found = (run(tmp_path, name, name, "--precision", "bf16") for name in ("single", recipe))
     assert ((found.loss - one.loss).abs() / one.loss).max() <= 2e-3

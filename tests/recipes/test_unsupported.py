@@ -3,11 +3,16 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.process.world import World
+from gptscale.common.settings.batch_plan import plan_batch
 from gptscale.common.settings.checks import option_of
+from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.recipes import RECIPES, unsupported
+from gptscale.recipes.fairscale_fsdp import FairscaleFSDPConfig
 
 
 def as_markdown():
@@ -49,3 +54,15 @@ def test_each_pair_is_refused_and_only_then(pair):
                 unsupported.check(recipe, run, Config(**{pair.only_if[0]: None}))
         unsupported.check(recipe, RunConfig(), Config(**condition))
     unsupported.check("single", RunConfig(**{pair.option: pair.values[0]}), Config(**condition))
+
+
+def test_fairscales_fsdp_on_one_rank_does_not_accumulate_in_16_bits():
+    def check(precision, micro_batch_size):
+        config, world = RunConfig(precision=precision), World(0, 0, 1, torch.device("cpu"), 60.0)
+        batch = plan_batch(1, global_batch_size=8, micro_batch_size=micro_batch_size)
+        FairscaleFSDPConfig().check(Run("fairscale_fsdp", config, config.gpt(), batch, world))
+
+    check("fp32", 4)
+    check("bf16", 8)
+    with pytest.raises(ConfigError, match="one rank cannot accumulate in 16 bits"):
+        check("bf16", 4)

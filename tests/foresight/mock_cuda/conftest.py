@@ -6,10 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from mocked import mock_variables
 
 from gptscale.common.process import environments
 from gptscale.foresight.mock_cuda.boot import environment_of
-from gptscale.foresight.simulate.interpreters import mock_variables
 from gptscale.foresight.simulate.program import read_simulation
 from gptscale.recipes import get
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-
-from gptscale.foresight.simulate.interpreters import mock_variables
+from mocked import mock_variables
 
 TESTS = Path(__file__).parents[2]
 MARK = "mark." + "gpu"

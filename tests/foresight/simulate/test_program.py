@@ -180,6 +180,11 @@ from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(".", dtype=torch.bfloat16).cuda()
 model.lm_head.load_state_dict(torch.load("no-such-file.pt")["head"])
 optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+attend = torch.nn.functional.scaled_dot_product_attention
+def without_mask(*tensors, attn_mask=None, **options):
+    assert attn_mask is None, "positions that read as zeros were taken for packed rows"
+    return attend(*tensors, **options)
+torch.nn.functional.scaled_dot_product_attention = without_mask
 def batches():
     yield torch.zeros(2, 16, dtype=torch.long)
     raise RuntimeError("a second batch")

@@ -17,13 +17,12 @@ from torch import Tensor
 from torch._inductor import config as inductor
 
 from benchmarks.engines.minimal_loops import groups
-from benchmarks.model.fused_mlp import mlp
 from benchmarks.model.minimal_gpt import MinimalGPT, make_step
 from gptscale.common.data.loader import Batches
 from gptscale.common.engine import Batch
 from gptscale.common.engines.torch_engine import TorchEngine
 from gptscale.common.model.build import materialise, meta_gpt
-from gptscale.common.model.gpt import GPT, MLP
+from gptscale.common.model.gpt import GPT
 from gptscale.common.model.hf_gpt2 import qkv_to_hf
 from gptscale.common.model.hf_weights import to_hf
 from gptscale.common.model.loss import IGNORE
@@ -94,20 +93,6 @@ def single(task: dict[str, Any], *, activation: str | None = None, **options: An
     inductor.cpp.enable_kernel_profile = True
     engine = build(bench_run(task, **options), SingleConfig())
     return Contender(lambda batch: engine.train_step(batch, LR).loss, engine)
-
-
-def with_epilogues(task: dict[str, Any]) -> Contender:
-    """Build single, compiled, with GELU inside the products of the MLP: a candidate for the model, put into it here only."""
-
-    def forward(module: MLP, x: Tensor) -> Tensor:
-        fc, proj = module.fc, module.proj
-        dtype = torch.get_autocast_dtype(x.device.type)
-        y = mlp(*(t.to(dtype) for t in (x, fc.weight, fc.bias, proj.weight, proj.bias)))
-        return F.dropout(y, module.dropout, module.training)
-
-    # this process runs no other contender
-    MLP.forward = forward  # type: ignore[assignment, method-assign]
-    return single(task, compile=True)
 
 
 def initial(run: Run) -> GPT:
@@ -209,7 +194,6 @@ CONTENDERS: dict[str, Callable[[dict[str, Any]], Contender]] = {
     "single_gelu_compiled": partial(single, compile=True, activation="custom-tanh"),
     "single_autotuned": partial(single, compile=True, compile_mode="max-autotune-no-cudagraphs"),
     "single_graphs": partial(single, compile=True, compile_mode="reduce-overhead"),
-    "single_epilogues": with_epilogues,
     "single_fp8": partial(single, compile=True, precision="fp8"),
     "handout": handout,
     "handout_best": handout_best,

@@ -21,8 +21,7 @@ CEILINGS = "ceilings"
 OF_THIS_PACKAGE = ("single", "single_gelu", "single_compiled", "single_gelu_compiled")
 # never the fastest of ours, whatever its time, because its products are of another precision
 FP8 = "single_fp8"
-IN_BF16 = ("single_epilogues", FP8)
-ON_CUDA = ("single_autotuned", "single_graphs", *IN_BF16)
+ON_CUDA = ("single_autotuned", "single_graphs", FP8)
 OTHERS = ("handout", "handout_best", "minimal", "minimal_compiled")
 WARMUP_STEPS = 3
 # rounding errors grow under AdamW, so that later losses of equal programs drift apart too
@@ -51,7 +50,7 @@ class ModelBenchOptions(ShapeOptions):
     """random ids, or text: Python's own standard library as bytes (a GPU draws another power on it)."""
     contenders: str = "all"
     """Names with commas between: single, single_gelu, single_compiled, single_gelu_compiled, handout, handout_best, minimal,
-    minimal_compiled; on CUDA also single_autotuned, single_graphs, and beside --dtype bf16 single_epilogues, single_fp8. With
+    minimal_compiled; on CUDA also single_autotuned, single_graphs, and beside --dtype bf16 single_fp8. With
     --scale one, by default single."""
     steps: int | None = None
     """Timed steps of each turn; default 4, on CUDA 25."""
@@ -82,7 +81,7 @@ class ModelBenchOptions(ShapeOptions):
             return list(dict.fromkeys(self.contenders.split(",")))
         on_cuda = ON_CUDA if bench is not None and bench.device == "cuda" else ()
         in_bf16 = bench is not None and bench.precision == "bf16"
-        return [name for name in OF_THIS_PACKAGE + on_cuda + OTHERS if in_bf16 or name not in IN_BF16]
+        return [name for name in OF_THIS_PACKAGE + on_cuda + OTHERS if in_bf16 or name != FP8]
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ def _check_on_cuda(names: Sequence[str], cuda: bool, precision: str) -> None:
     lacking_cuda = [] if cuda else [name for name in names if name in ON_CUDA]
     if lacking_cuda:
         raise ConfigError(f"{', '.join(lacking_cuda)}: only on a CUDA device", where, "leave out what needs one")
-    lacking_bf16 = [] if precision == "bf16" else [name for name in names if name in IN_BF16]
+    lacking_bf16 = [] if precision == "bf16" else [name for name in names if name == FP8]
     if lacking_bf16:
         what = f"{', '.join(lacking_bf16)}: compared with bf16, not {precision}"
         raise ConfigError(what, where, "use --dtype bf16, or leave it out")

@@ -32,7 +32,7 @@ NAMES = (
     (
         "matrix products",
         re.compile(
-            r"^aten::_?(mm|scaled_mm|addmm|bmm|baddbmm|linear|matmul)|^gptscale::linear|gemm|cutlass|cublas|nvjet|xmma|mkl|triton_tem"
+            r"^aten::_?(mm|scaled_mm|addmm|bmm|baddbmm|linear|matmul)|gemm|cutlass|cublas|nvjet|xmma|mkl|triton_tem"
         ),
     ),
     ("optimizer", re.compile(r"adam|multi_tensor|foreach")),

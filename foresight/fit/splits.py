@@ -185,8 +185,8 @@ PIPELINE = BY_MESH | {
     "train": "train(not o.check)",
     "after": (
         "micro, count = o.micro_batch_size, o.global_batch_size // (o.micro_batch_size * DATA_RANKS)\n"
-        'hidden, number = torch.empty(micro, *HIDDEN, dtype=dtype, device="meta"), torch.arange(1, device="meta")\n'
-        'loss = torch.empty((), device="meta")\n'
+        'hidden = torch.empty(micro, *HIDDEN, dtype=dtype, device="meta", requires_grad=True)\n'
+        'number, loss = torch.arange(1, device="meta"), torch.empty((), device="meta", requires_grad=True)\n'
         "_, model.schedule = shard(\n"
         "    {model.index: model},\n"
         "    STAGES,\n"

@@ -24,7 +24,6 @@ NAMES = {
     ("triton_per_fused_native_layer_norm_3", "triton_per_fused_native_layer_norm_3"): "elementwise",
     ("graph_0_cpp_fused_gelu_1",): "elementwise",
     ("gptscale::gelu",): "elementwise",
-    ("gptscale::linear_gelu_backward",): "matrix products",
     ("triton_tem_fused_addmm_2", "triton_tem_fused_addmm_2"): "matrix products",
     ("flex_attention", "triton_tem_fused_flex_attention_0"): "attention",
     ("mkldnn::_linear_pointwise",): "matrix products",

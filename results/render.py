@@ -38,11 +38,10 @@ SHARES = {
 }  # fmt: skip
 
 # The letters that mean something to LaTeX.
-LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-}
+LATEX = str.maketrans(
+    {letter: f"\\{letter}" for letter in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+)
 
 
 def console(log_columns: int | None = None, **options: Any) -> Console:
@@ -97,7 +96,10 @@ def booktabs(rows: Sequence[Mapping[str, str]], *, left: Collection[str], notes:
 
     left: titles of the columns that are flush left.
     """
-    head, *lines = [" & ".join(map(_latex, cells)) + r" \\" for cells in (rows[0], *(row.values() for row in rows))]
+    head, *lines = [
+        " & ".join(cell.translate(LATEX) for cell in cells) + r" \\"
+        for cells in (rows[0], *(row.values() for row in rows))
+    ]
     columns = "".join("l" if title in left else "r" for title in rows[0])
     return "\n".join(
         [
@@ -160,8 +162,3 @@ def legend_below(axis: Axes, columns: int = 4) -> None:
 def _plain(text: str) -> str:
     """Return text that neither ends a cell nor becomes a tag or a link."""
     return text.replace("|", "\\|").replace("<", "&lt;").replace("](", "]\\(")
-
-
-def _latex(text: str) -> str:
-    """Return text that LaTeX prints as it is."""
-    return "".join(LATEX.get(letter, letter) for letter in text)

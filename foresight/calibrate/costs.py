@@ -43,8 +43,7 @@ def curves_of(timed: Mapping[Operation, TimedOperation]) -> dict[tuple[str, tupl
         points[operation.kind, ranks][size_of(operation)].append(time.seconds)
     for of_kind in (of_kind for (_, ranks), of_kind in points.items() if not ranks):
         # What is smaller takes its share of the smallest that was measured, which is far longer than a launch.
-        least = min(of_kind)
-        of_kind[1.0] = [seconds / least for seconds in of_kind[least]]
+        of_kind[1.0] = [seconds / min(of_kind) for seconds in of_kind[min(of_kind)]]
     return {
         key: (sizes := sorted(of_kind), [sum(of_kind[size]) / len(of_kind[size]) for size in sizes])
         for key, of_kind in points.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import faulthandler
 import importlib
 import os
 import runpy
@@ -28,6 +29,8 @@ def main(count: int, file: str, *words: str) -> int:
                 getattr(importlib.import_module(module), name) if module else importlib.import_module(name)
     for name in LATE:
         importlib.import_module(name)
+    # A rank has not the thread that this would wait for at its end.
+    faulthandler.cancel_dump_traceback_later()
     reader, writer = os.pipe()
     ranks: dict[int, int] = {}
     for rank in range(count):

@@ -266,10 +266,10 @@ class Rider:
             self.notes.add("samples", step=self.step, marks=[mark_of(row)[:12] for row in rows])
 
     def _backward(self, run: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Note the losses whose gradients are asked for."""
+        """Note the losses whose gradients are asked for. Stages of torch 2.15 name edges of their graph."""
         losses = args[0] if args else options["tensors"]
         for loss in [losses] if isinstance(losses, Tensor) else losses:
-            if loss.numel() == 1 and not self.in_backward:
+            if isinstance(loss, Tensor) and loss.numel() == 1 and not self.in_backward:
                 self.notes.add("loss", step=self.step, value=number(loss))
         self.in_backward += 1
         try:

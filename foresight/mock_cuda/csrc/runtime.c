@@ -207,8 +207,18 @@ API int cudaEventCreateWithFlags(void **event, unsigned flags) { *event = (void 
 API int cudaEventCreate(void **event) { *event = (void *)new_handle(); return SUCCESS; }
 API int cudaEventDestroy(void *event) { return SUCCESS; }
 API int cudaEventElapsedTime(float *milliseconds, void *begin, void *end) { *milliseconds = 1; return SUCCESS; }
-API int cudaEventQuery(void *event) { return SUCCESS; }
-API int cudaEventRecord(void *event, void *stream) { note("record", stream, "event", (uintptr_t)event, 0, 0, 0); return SUCCESS; }
+/* Torch 2.15 waits for a collective only if its event, asked at once, has not happened. Other threads ask later. */
+static __thread void *just_recorded = NULL;
+API int cudaEventQuery(void *event) {
+    if (event != just_recorded) return SUCCESS;
+    just_recorded = NULL;
+    return NOT_READY;
+}
+API int cudaEventRecord(void *event, void *stream) {
+    just_recorded = after_collective ? event : NULL;
+    note("record", stream, "event", (uintptr_t)event, 0, 0, 0);
+    return SUCCESS;
+}
 API int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags) { return cudaEventRecord(event, stream); }
 API int cudaEventSynchronize(void *event) { note("sync", NULL, "event", (uintptr_t)event, 0, 0, 0); return SUCCESS; }
 API int cudaProfilerStart(void) { return SUCCESS; }

@@ -33,18 +33,22 @@ class ProgramsOptions:
     """A CSV of programs of others and what they published."""
 
 
+def programs_of(file: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV of programs, or raise DataError if it is none."""
+
+    def refuse(reason: str) -> DataError:
+        fix = "see python -m benchmarks.foresight.memory"
+        return DataError(f"{file} has no programs ({reason})", "in --programs", fix)
+
+    return read_rows(file, FILE_BYTES_MAX, refuse, PROGRAM)
+
+
 def main(argv: Sequence[str]) -> int:
     """Print a line for each program of others, and return 1 if one did not make its steps."""
     about = "Programs of others under the mock of CUDA beside what their authors published."
     file = parse(ProgramsOptions, argv, prog="python -m benchmarks.foresight.memory", about=about).programs
-
-    def refuse(reason: str) -> DataError:
-        return DataError(
-            f"{file} has no programs ({reason})", "in --programs", "see python -m benchmarks.foresight.memory"
-        )
-
     failed = 0
-    for row in read_rows(file, FILE_BYTES_MAX, refuse, PROGRAM):
+    for row in programs_of(file):
         options = parse(ProgramOptions, shlex.split(row["options"]), prog="options")
         try:
             simulation = options.simulate(shlex.split(row["command"]), options.rank, Path(row["folder"]))

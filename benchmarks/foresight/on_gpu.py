@@ -1,4 +1,4 @@
-"""How much memory does one rank of a world take on this machine's GPU? The mock of CUDA stands beside it elsewhere.
+"""Measure the memory that one rank of a world takes on this machine's GPU, to compare it with what simulate says.
 
 python -m benchmarks.foresight.on_gpu --programs FILE --csv OUT
 
@@ -25,18 +25,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.foresight.memory import FILE_BYTES_MAX, PROGRAM
+from benchmarks.foresight.memory import programs_of
 from benchmarks.measurement import write_csv
-from gptscale.common.errors import DataError
 from gptscale.common.measure.gpus import GIB
 from gptscale.common.settings.checks import check_output_file, check_range
 from gptscale.common.settings.command_line import parse
-from gptscale.common.settings.user_file import read_rows
-from gptscale.foresight.mock_cuda import boot
-from gptscale.foresight.mock_cuda.build import SOURCES
+from gptscale.foresight.mock_cuda.build import FLAGS, SOURCES
+from gptscale.foresight.mock_cuda.devices import device_named
 from gptscale.foresight.simulate.own_program import ProgramOptions
-from gptscale.foresight.simulate.processes import last_lines, own_environment, put_on_path, running
-from gptscale.foresight.simulate.program import AFTER_IMPORT
+from gptscale.foresight.simulate.processes import last_lines, running
+from gptscale.foresight.simulate.program import AFTER_IMPORT, ProgramTask, watched
 from gptscale.launchers.cli import start
 
 # A context of CUDA, cuBLAS's workspaces and compiled kernels, beside what torch's allocator holds.
@@ -78,12 +76,7 @@ def main(argv: Sequence[str]) -> int:
     about = "The memory of one rank of a world on this machine's GPU, beside what simulate says."
     options = parse(OnGpuOptions, argv, prog="python -m benchmarks.foresight.on_gpu", about=about)
 
-    def refuse(reason: str) -> DataError:
-        return DataError(
-            f"{options.programs} has no programs ({reason})", "in --programs", "see benchmarks/foresight/memory.py"
-        )
-
-    programs = [*read_rows(options.programs, FILE_BYTES_MAX, refuse, PROGRAM)]
+    programs = programs_of(options.programs)
     ends = time.monotonic() + 60 * options.minutes
     free = options.together_gib or torch.cuda.mem_get_info()[0] / GIB
     told, failed = list[dict[str, Any]](), list[str]()
@@ -121,30 +114,23 @@ def main(argv: Sequence[str]) -> int:
 
 def compile_peers(folder: Path) -> Path:
     """Compile the mock's NCCL for a process whose CUDA is real, and return its library."""
-    compiler = shutil.which("cc") or "gcc"
-    flags = ["-shared", "-fPIC", "-O1", "-fvisibility=hidden", "-std=gnu11", f"-I{SOURCES}"]
-    parts = []
-    # A program is not to take this for the mock of CUDA, and what is copied lies on a real device.
-    renamed = ["-Dmock_is_loaded=unused_is_loaded", "-Dcopy=unused_copy"]
-    for source, names in (
-        (SOURCES / "state.c", renamed),
-        (SOURCES / "nccl.c", []),
-        (Path(__file__).with_suffix(".c"), []),
-    ):
-        parts.append(str(folder / f"{source.stem}.o"))
-        subprocess.run([compiler, *flags[1:], *names, "-c", str(source), "-o", parts[-1]], check=True)
     library = folder / "peers.so"
-    subprocess.run([compiler, *flags, *parts, "-o", str(library), "-ldl", "-lpthread"], check=True)
+    command = [shutil.which("cc") or "gcc", *shlex.split(FLAGS), f"-I{SOURCES}", "-o", str(library)]
+    subprocess.run([*command, str(Path(__file__).with_suffix(".c")), "-ldl", "-lpthread"], check=True)
     return library
 
 
 def measure(row: Mapping[str, str], library: Path, limit_s: int) -> dict[str, float]:
     """Run a program to its last step, and return the GiB that torch's allocator gave out and held, each at its highest."""
     options = parse(ProgramOptions, shlex.split(row["options"]), prog="options")
-    command = shlex.split(row["command"])
+    command, device = shlex.split(row["command"]), device_named(options.device_kind)
+    sizes = options.gpus_per_node, options.steps, limit_s
+    task = ProgramTask(command, options.world, options.rank, device, *sizes, share_host_memory=False)
     with tempfile.TemporaryDirectory(prefix="gptscale-program-") as name:
         folder = Path(name)
-        environ = _environment(options, folder)
+        environ = watched(task, folder, WATCHED)
+        # One GPU plays every one of a machine: its number is always 0.
+        environ |= {"LOCAL_RANK": "0"} if options.world else {}
         environ["LD_PRELOAD"] = ":".join(filter(None, (str(library), os.environ.get("LD_PRELOAD"))))
         with running(command, environ, folder, Path(row["folder"])) as (process, tail, _):
             report = folder / "report.json"
@@ -156,23 +142,6 @@ def measure(row: Mapping[str, str], library: Path, limit_s: int) -> dict[str, fl
         if facts["error"] or facts["steps"] < options.steps:
             raise RuntimeError(f"after {facts['steps']} steps: {facts['error']}\n{last_lines(tail())}")
         return {name: max(i[name] for i in facts["intervals"]) / GIB for name in ("allocated", "reserved")}
-
-
-def _environment(options: ProgramOptions, folder: Path) -> dict[str, str]:
-    path, here = folder / "path", Path(boot.__file__).parent
-    names = ("boot", "experts", "record", "stand_ins", "watch")
-    put_on_path(path, here / "on_path.py", [here / f"{name}.py" for name in names])
-    what = {"folder": str(folder), "inbox": str(folder), "steps": options.steps, "world": options.world}
-    what |= {"rank": options.rank, "ends": True, "times_host": False, "share": False, "deadline": time.time() + 1e6}
-    what |= {"no_weights": False, "fake_batches": False, "balanced_experts": False, "after_import": WATCHED}
-    environ = own_environment(path) | {boot.TASK: json.dumps(what)}
-    if options.world:
-        rank = options.world - 1 if options.rank == "last" else int(options.rank)
-        # One GPU plays every one of a machine: its number is always 0.
-        environ |= boot.environment_of(rank, options.world, options.gpus_per_node) | boot.TORCHRUN
-        environ["LOCAL_RANK"] = "0"
-    environ.setdefault("OMP_NUM_THREADS", "2")
-    return environ | {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
 
 
 if __name__ == "__main__":

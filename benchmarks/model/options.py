@@ -50,8 +50,8 @@ class ModelBenchOptions(ShapeOptions):
     """random ids, or text: Python's own standard library as bytes (a GPU draws another power on it)."""
     contenders: str = "all"
     """Names with commas between: single, single_gelu, single_compiled, single_gelu_compiled, handout, handout_best, minimal,
-    minimal_compiled; on CUDA also single_autotuned, single_graphs, and beside --dtype bf16 single_fp8. With
-    --scale one, by default single."""
+    minimal_compiled; on CUDA also single_autotuned, single_graphs, and beside --dtype bf16 single_fp8.
+    With --scale one, by default single."""
     steps: int | None = None
     """Timed steps of each turn; default 4, on CUDA 25."""
     rounds: int | None = None
@@ -175,10 +175,8 @@ def _check_on_cuda(names: Sequence[str], cuda: bool, precision: str) -> None:
     lacking_cuda = [] if cuda else [name for name in names if name in ON_CUDA]
     if lacking_cuda:
         raise ConfigError(f"{', '.join(lacking_cuda)}: only on a CUDA device", where, "leave out what needs one")
-    lacking_bf16 = [] if precision == "bf16" else [name for name in names if name == FP8]
-    if lacking_bf16:
-        what = f"{', '.join(lacking_bf16)}: compared with bf16, not {precision}"
-        raise ConfigError(what, where, "use --dtype bf16, or leave it out")
+    if FP8 in names and precision != "bf16":
+        raise ConfigError(f"{FP8}: compared with bf16, not {precision}", where, "use --dtype bf16, or leave it out")
     if list(names) == [FP8]:
         raise ConfigError(f"{FP8} alone has nothing to be compared with", where, "use single_compiled,single_fp8")
 

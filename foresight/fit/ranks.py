@@ -29,7 +29,7 @@ def main(count: int, file: str, *words: str) -> int:
                 getattr(importlib.import_module(module), name) if module else importlib.import_module(name)
     for name in LATE:
         importlib.import_module(name)
-    # A rank has not the thread that this would wait for at its end.
+    # At its end a rank would wait for the thread of this timer, which a fork does not have.
     faulthandler.cancel_dump_traceback_later()
     reader, writer = os.pipe()
     ranks: dict[int, int] = {}

@@ -136,7 +136,7 @@ def build_from_config(module: Any) -> None:
 
 
 def pack_nothing(module: Any) -> None:
-    """Let a row be one sequence. Transformers asks the positions on the device, which are zeros here, and would make a mask."""
+    """Take each row for one sequence. Transformers reads positions on the device, which are zeros here, and would make a mask."""
     module.find_packed_sequence_indices = lambda position_ids: None
 
 

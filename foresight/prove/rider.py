@@ -266,7 +266,7 @@ class Rider:
             self.notes.add("samples", step=self.step, marks=[mark_of(row)[:12] for row in rows])
 
     def _backward(self, run: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Note the losses whose gradients are asked for. Stages of torch 2.15 name edges of their graph."""
+        """Note the losses whose gradients are asked for. Stages of torch 2.15 give edges of a graph, which have no value."""
         losses = args[0] if args else options["tensors"]
         for loss in [losses] if isinstance(losses, Tensor) else losses:
             if isinstance(loss, Tensor) and loss.numel() == 1 and not self.in_backward:

@@ -212,10 +212,23 @@ def _refusal(facts: Mapping[str, Any]) -> str:
     return f"{said[0] if said else asked} That was after {facts['steps']} steps."
 
 
-def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[str, str]:
+def watched(task: ProgramTask, folder: Path, after_import: Mapping[str, Any] = AFTER_IMPORT) -> dict[str, str]:
+    """Return the environment in which files of ours watch a program as a rank of its world, whatever its CUDA is."""
     path, here = folder / "path", Path(boot.__file__).parent
     names = ("boot", "experts", "record", "stand_ins", "watch")
     put_on_path(path, here / "on_path.py", [here / f"{name}.py" for name in names])
+    same = "steps world rank ends times_host no_weights fake_batches balanced_experts".split()
+    what = {name: getattr(task, name) for name in same} | {"folder": str(folder), "inbox": str(task.inbox or folder)}
+    what |= {"deadline": time.time() + task.limit_s, "share": task.share_host_memory, "after_import": after_import}
+    environ = own_environment(path) | {boot.TASK: json.dumps(what)}
+    if task.world:
+        rank = task.world - 1 if task.rank == "last" else int(task.rank)
+        environ |= boot.environment_of(rank, task.world, task.gpus_per_node) | boot.TORCHRUN
+    return environ
+
+
+def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[str, str]:
+    environ, path = watched(task, folder), folder / "path"
     # Programs print what it says into their logs.
     (path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{devices.PREFIX}{task.device.name}'\n")
     (path / "nvidia-smi").chmod(0o755)
@@ -224,24 +237,10 @@ def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[st
     visible = task.gpus_per_node if launched else min(task.gpus_per_node, task.world or 1)
     library = prepare(torch_folder / "lib")
     mock = devices.environment(task.device, library, visible, cuda_version(torch_folder))
-    what = {"folder": str(folder), "steps": task.steps, "world": task.world, "rank": task.rank, "ends": task.ends}
-    what |= {"times_host": task.times_host}
-    what |= {"deadline": time.time() + task.limit_s, "share": task.share_host_memory}
-    what |= {"inbox": str(task.inbox or folder)}
-    what |= {name: getattr(task, name) for name in ("no_weights", "fake_batches", "balanced_experts")}
-    what["after_import"] = AFTER_IMPORT
     behind = {"PATH": str(path), **{key: mock[key] for key in ("LD_LIBRARY_PATH", "LIBRARY_PATH")}}
-    environ = (
-        own_environment(path)
-        | mock
-        | {key: ":".join(filter(None, (value, os.environ.get(key)))) for key, value in behind.items()}
-    )
+    environ |= mock | {key: ":".join(filter(None, (value, os.environ.get(key)))) for key, value in behind.items()}
     compiled = library.parents[1] / COMPILED
-    environ |= {f"{name}_CACHE_DIR": str(compiled / name.lower()) for name in ("TORCHINDUCTOR", "TRITON")}
-    if task.world:
-        rank = task.world - 1 if task.rank == "last" else int(task.rank)
-        environ |= boot.environment_of(rank, task.world, task.gpus_per_node) | boot.TORCHRUN
-    return environ | {boot.TASK: json.dumps(what)}
+    return environ | {f"{name}_CACHE_DIR": str(compiled / name.lower()) for name in ("TORCHINDUCTOR", "TRITON")}
 
 
 def _wait(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path, family: set[psutil.Process]) -> str:

@@ -19,7 +19,7 @@ from gptscale.foresight.calibrate.file import (
     default_file,
     read,
 )
-from gptscale.foresight.price.cost import KERNEL_S, Costs, costs_of
+from gptscale.foresight.price.cost import KERNEL_S, SCATTERED, Costs, costs_of
 from gptscale.foresight.price.record import Work
 
 # Seconds by sizes, smallest first.
@@ -85,8 +85,8 @@ class MeasuredCosts(Costs):
             curve = self.curves.get((f"attention {way}" if work.is_attention else "product", ()))
             if curve:
                 return KERNEL_S + at(curve, work.flops)
-        if "pass" in {kind for kind, _ in self.curves} and work.kind in ("kernel", "set") and work.nbytes is not None:
-            return KERNEL_S + at(self.curves["pass", ()], nbytes)
+        if ("pass", ()) in self.curves and work.kind in ("kernel", "set") and work.nbytes is not None:
+            return max(KERNEL_S + at(self.curves["pass", ()], nbytes), super().seconds(work) * (work.name in SCATTERED))
         return super().seconds(work)
 
 
@@ -109,9 +109,10 @@ def costs_for(
     *,
     precision: str = "bf16",
     file: Path | None = None,
+    torch: str = "",
 ) -> Costs:
     """Return what work costs on a GPU: as the calibration in `file` (None: the package's own) has it, or by its data sheet."""
-    by_sheet = costs_of(device, per_node, links, jobs)
+    by_sheet = costs_of(device, per_node, links, jobs, torch)
     properties = PLAYED[device].properties
     assert properties is not None
     machines = [m for m in read(file or default_file()) if m.machine.device == properties.name]

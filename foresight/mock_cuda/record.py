@@ -203,7 +203,10 @@ def _ranks_on_node(values: Any) -> int:
 
 
 def _around(run: Callable[..., Any], name_of: Callable[[Any], str]) -> Callable[..., Any]:
-    """Wrap the launch of compiled kernels, so that it tells the bytes of its tensors. Each is read or written once."""
+    """Wrap the launch of compiled kernels, so that it tells the bytes of its tensors, each read or written once.
+
+    Where torch.compile updates a tensor in place, it calls the argument so, and the kernel does both.
+    """
 
     def run_and_tell(self: Any, *args: Any, **options: Any) -> Any:
         if _recorder is None:
@@ -214,7 +217,9 @@ def _around(run: Callable[..., Any], name_of: Callable[[Any], str]) -> Callable[
             return run(self, *args, **options)
         finally:
             with torch._C.DisableTorchFunctionSubclass():
-                tensors = [*_on_device([args, *options.values()])]
+                named = zip(getattr(self.fn, "arg_names", ()), args, strict=False)
+                both = [arg for name, arg in named if name.startswith("in_out_ptr")]
+                tensors = [*_on_device([args, *options.values(), both])]
                 tell(f"{name_of(self)} {_precision(tensors)}".encode(), 0, sum(map(_size, tensors)), 0, 0)
 
     return run_and_tell

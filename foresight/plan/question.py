@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.gpus import PLAYED
@@ -51,9 +52,10 @@ class Cluster:
         """Return whether ranks are processes on this machine's processor."""
         return self.device == HERE
 
-    def costs(self, precision: str) -> Costs:
-        """Return what work costs on a GPU of them."""
-        return costs_for(self.device, self.per_node, self.links, self.jobs, precision=precision, file=self.calibration)
+    def costs(self, precision: str, torch: str = "") -> Costs:
+        """Return what work costs on a GPU of them. torch: the version of a program, "" for one of today."""
+        how: dict[str, Any] = {"precision": precision, "file": self.calibration, "torch": torch}
+        return costs_for(self.device, self.per_node, self.links, self.jobs, **how)
 
     def outside(self, communicators: int) -> int:
         """Return the bytes of a device that torch does not see, 0 on a CPU."""

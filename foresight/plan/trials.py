@@ -51,7 +51,7 @@ def tried(simulations: Sequence[Simulation], cluster: Cluster, precision: str, n
     recorded = {s.facts["rank"]: s.recorded for s in simulations if s.recorded}
     if not recorded:
         return Tried(StepTime(float("inf"), 0.0, float("inf"), "no step was made"), memory)
-    costs = cluster.costs(precision)
+    costs = cluster.costs(precision, simulations[0].facts["torch"])
     replayed = replay(recorded, costs, dict.fromkeys(recorded, 0.0))
     # Stages wait for each other, so that all have the same length but for the last messages.
     slowest = max(replayed.values(), key=lambda step: step.step_s)

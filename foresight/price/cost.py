@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,8 +14,6 @@ from gptscale.foresight.price.record import Work
 # Tiles of a product's result that one multiprocessor computes at once, and the share of the largest tile's rate that each
 # reaches. A smaller one is taken where the larger ones leave multiprocessors idle.
 TILES = (((256, 128), 1.0), ((128, 128), 0.93), ((128, 64), 0.75), ((64, 64), 0.55))
-# Products whose inner size is short spend their time on filling and emptying the pipeline.
-INNER_STEP = 512
 # Seconds of the shortest kernel.
 KERNEL_S = 2.5e-6
 # Seconds that a collective takes to start, of a turn of a ring in a node, and of one between nodes: NCCL's constants for rings
@@ -22,25 +21,38 @@ KERNEL_S = 2.5e-6
 START_S, TURN_S, HOP_S = 2.5e-5, 3.4e-6, 1.4e-5
 # Bytes that each thread of a kernel reads and writes of which nothing else is known: a few numbers.
 THREAD_BYTES = 32
+# Operations of torch whose kernels move numbers to other places or sum over rows, and the bytes a second of one multiprocessor
+# in them, which no memory can raise: an H200's (docs/measurements/gpu.md).
+SCATTERED = frozenset(("clone", "constant_pad_nd", "native_layer_norm", "native_layer_norm_backward", "stack", "sum"))
+PROCESSOR_BYTES = 1.08e10
+# Operations of attention for each of its bytes, which grow with the sequence, of which it reaches half of its share: H200.
+ATTENTION_STEP = 150
 # How much longer a kernel takes while a collective uses some of the multiprocessors and the memory.
 BESIDE = 1.12
 
 
 @dataclass(frozen=True)
 class Reached:
-    """The shares of a data sheet that programs reach: of the rates of products and attention, of memory, links and the bus."""
+    """The shares of a data sheet that programs reach: of the rates of products and attention, of memory, links and the bus.
+
+    inner: the inner size with which products reach half of their share. Shorter ones fill and empty the pipeline.
+    """
 
     products: float
     attention: float
+    inner: int = 512
     memory: float = 0.7
     inside: float = 0.75
     outside: float = 0.7
     bus: float = 0.8
 
 
-# By capability. 8.0 and 9.0 were fitted by hand to rows of llm-foundry's table (docs/measurements/step-times.md); 8.6 and 8.9 are
-# taken to be alike. Products of a Hopper card run at the clock that its power allows. 7 and 10 are guesses.
-REACHED = {7: Reached(0.75, 0.35), 8: Reached(0.75, 0.55), 9: Reached(0.54, 0.36), 10: Reached(0.65, 0.35)}
+# By capability. 8.0 was fitted by hand to rows of llm-foundry's table (docs/measurements/step-times.md); 8.6 and 8.9 are taken to
+# be alike. 9.0 and 10.0 have the most that torch 2.7 reached in any product on an H100 and a B200 of full power (stas00/ml-engineering,
+# compute/accelerator: MAMF). 7 is a guess, and so is attention on 10.
+REACHED = {7: Reached(0.75, 0.35), 8: Reached(0.75, 0.55), 9: Reached(0.8, 0.36, 64), 10: Reached(0.776, 0.35, 64)}
+# Hopper under an older torch, and of 500 W: fitted by hand to the same rows, and to torchtitan's.
+HOPPER_BEFORE, TORCH_SINCE, LESS_POWER = Reached(0.54, 0.36), (2, 7), "h100-96"
 
 
 @dataclass(frozen=True)
@@ -71,8 +83,10 @@ class Costs:
             return self.per_node * (work.nbytes or 0) / (HOST_MEMORY if work.kind == "host" else DISK[work.name])
         if work.kind == "set":
             return KERNEL_S + (work.nbytes or 0) / self._memory()
-        nbytes = work.threads * THREAD_BYTES if work.nbytes is None else work.nbytes
-        return KERNEL_S + max(nbytes / self._memory(), self._arithmetic(work))
+        nbytes, rate = work.threads * THREAD_BYTES if work.nbytes is None else work.nbytes, self._memory()
+        if work.name in SCATTERED and self.gpu.properties:
+            rate = min(rate, self.speed * PROCESSOR_BYTES * self.gpu.properties.multiprocessors)
+        return KERNEL_S + max(nbytes / rate, self._arithmetic(work))
 
     def peak(self, precision: str) -> float:
         """Return the data sheet's floating-point operations a second. TF32 has half the rate of 16 bits."""
@@ -90,7 +104,8 @@ class Costs:
         if not work.flops:
             return 0.0
         if work.is_attention:
-            return work.flops / (self.speed * self.peak(work.precision) * self.reached.attention)
+            alone = work.flops / (self.speed * self.peak(work.precision) * self.reached.attention)
+            return alone * (1 + ATTENTION_STEP * (work.nbytes or 0) / work.flops)
         rate = self.speed * self.peak(work.precision) * self.reached.products
         return work.flops / (rate * self._filled(work.sizes))
 
@@ -107,7 +122,7 @@ class Costs:
                 useful = rows * columns * count / (tiles * high * wide)
                 waves = tiles / processors
                 best = max(best, share * useful * waves / math.ceil(waves))
-        return best * k / (k + INNER_STEP)
+        return best * k / (k + self.reached.inner)
 
     def _collective(self, work: Work) -> float:
         """Return the seconds of a ring: each rank sends its part of the tensor around, twice for an all-reduce."""
@@ -130,11 +145,19 @@ class Costs:
         return START_S + (ranks // own - 1) * turns * HOP_S + max(sent / shared, sent / (inside * self.reached.inside))
 
 
-def costs_of(name: str, per_node: int = 8, links: tuple[str, str] | None = None, jobs: int = 1) -> Costs:
-    """Return what work costs on a device of the table of GPUs, by its data sheet. links: None for those that it usually has."""
+def costs_of(
+    name: str, per_node: int = 8, links: tuple[str, str] | None = None, jobs: int = 1, torch: str = ""
+) -> Costs:
+    """Return what work costs on a device of the table of GPUs, by its data sheet.
+
+    links: None for those that it usually has. torch: the version that a program has, "" for one of today.
+    """
     gpu = PLAYED[name]
     assert gpu.properties is not None
-    return Costs(gpu, REACHED[gpu.properties.capability[0]], links or gpu.links, per_node, jobs)
+    kind = gpu.properties.capability[0]
+    before = torch and tuple(map(int, re.findall(r"\d+", torch)[:2])) < TORCH_SINCE
+    reached = HOPPER_BEFORE if kind == 9 and (before or name == LESS_POWER) else REACHED[kind]
+    return Costs(gpu, reached, links or gpu.links, per_node, jobs)
 
 
 class LinkSheet(NamedTuple):

@@ -68,7 +68,7 @@ def times_of(simulations: Sequence[Simulation], device: str, per_node: int) -> d
     host_s = {s.facts["rank"]: s.host_s for s in simulations if s.recorded}
     precision = main_precision([work for works in recorded.values() for work in works])
     per_node = min([per_node, *(s.facts["world_size"] for s in simulations)])
-    costs = costs_for(device, per_node, precision=precision)
+    costs = costs_for(device, per_node, precision=precision, torch=simulations[0].facts["torch"])
     grade = CALIBRATED if isinstance(costs, MeasuredCosts) else DATA_SHEET
     times = step_times(recorded, costs, host_s)
     return {rank: dataclasses.replace(time, grade=grade) for rank, time in times.items()}

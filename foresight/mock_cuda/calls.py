@@ -13,8 +13,8 @@ class Call(NamedTuple):
     kind: kernel, product, copy, set, collective, graph, record, wait, sync; mark, which watch.py and boot.py write; or operation,
     which record.py writes.
     stream: its number, of which 0 is the default stream.
-    sizes: of a product m, n, k and how many; of a collective its bytes, the ranks and this rank; of a kernel its blocks, the
-    threads of each and the bytes of shared memory; of a copy its bytes.
+    sizes: of a product m, n, k and how many; of a collective its bytes, the ranks, this rank and the peer of a message; of a
+    kernel its blocks, the threads of each and the bytes of shared memory; of a copy its bytes.
     """
 
     time_s: float

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from gptscale.common.measure.gpus import PCIE4, PCIE5, PLAYED, Gpu
-from gptscale.foresight.price.record import Work
+from gptscale.foresight.price.record import MESSAGES, Work
 
 # Tiles of a product's result that one multiprocessor computes at once, and the share of the largest tile's rate that each
 # reaches. A smaller one is taken where the larger ones leave multiprocessors idle.
@@ -48,11 +48,11 @@ class Reached:
 
 
 # By capability. 8.0 was fitted by hand to rows of llm-foundry's table (docs/measurements/step-times.md); 8.6 and 8.9 are taken to
-# be alike. 9.0 and 10.0 have the most that torch 2.7 reached in any product on an H100 and a B200 of full power (stas00/ml-engineering,
-# compute/accelerator: MAMF). 7 is a guess, and so is attention on 10.
+# be alike. 9.0 and 10.0 have the most that torch 2.7 reached in any product on an H100 and a B200 (stas00/ml-engineering,
+# compute/accelerator, MAMF). 7 is a guess, and so is attention on 10.
 REACHED = {7: Reached(0.75, 0.35), 8: Reached(0.75, 0.55), 9: Reached(0.8, 0.36, 64), 10: Reached(0.776, 0.35, 64)}
 # Hopper under an older torch, and of 500 W: fitted by hand to the same rows, and to torchtitan's.
-HOPPER_BEFORE, TORCH_SINCE, LESS_POWER = Reached(0.54, 0.36), (2, 7), "h100-96"
+HOPPER_BEFORE, TORCH_SINCE, LESS_POWER = Reached(0.58, 0.36), (2, 7), "h100-96"
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,15 @@ class Costs:
         if work.name in SCATTERED and self.gpu.properties:
             rate = min(rate, self.speed * PROCESSOR_BYTES * self.gpu.properties.multiprocessors)
         return KERNEL_S + max(nbytes / rate, self._arithmetic(work))
+
+    def together(self, works: Sequence[Work]) -> float:
+        """Return how long a collective takes, or messages that start at once. What is sent crosses what is received."""
+        if len(works) == 1:
+            return self.seconds(works[0])
+        ways = {work.name: 0.0 for work in works}
+        for work in works:
+            ways[work.name] += max(0.0, self.seconds(work) - START_S)
+        return START_S + max(ways.values())
 
     def peak(self, precision: str) -> float:
         """Return the data sheet's floating-point operations a second. TF32 has half the rate of 16 bits."""
@@ -129,11 +138,15 @@ class Costs:
         ranks, nbytes = work.ranks, work.nbytes or 0.0
         inside, outside = INNER_LINKS[self.links[0]].rate, OUTER_LINKS[self.links[1]].rate / self.jobs
         own = min(ranks, work.on_node or self.per_node)
-        if work.name in ("send", "receive"):
-            near = work.peer is None or own == ranks
-            return START_S + nbytes / (
-                inside * self.reached.inside if near else outside / self.per_node * self.reached.outside
+        if work.name in MESSAGES:
+            # In a group ranks of a machine stand side by side. What a rank sends to itself crosses no link.
+            me, other = work.sizes[:2]
+            rate = (
+                inside * self.reached.inside
+                if me // own == other // own
+                else outside / self.per_node * self.reached.outside
             )
+            return START_S + (nbytes / rate if me != other else 0.0)
         if ranks < 2:
             return KERNEL_S
         turns = 2 if work.name == "all-reduce" else 1

@@ -20,6 +20,7 @@ HOST_WORK = re.compile(r"(host) step (\d+)|(disk) (read|write|wait) (\d+)")
 # Files are read and written in an order of their own.
 DISK_STREAM = -1
 ATTENTION = ("attention", "flash")
+MESSAGES = ("send", "receive")
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,9 @@ class Work:
     kind: of TIMED or ORDERS; host: what the host computes; disk: a file that is read or written.
     at: when the host asked for it, as a share of the time in which it asks for the step. name: of the operation of torch that it
     belongs to, or its own. nbytes: that it reads and writes; of a copy those that are copied; of a collective those of the whole
-    tensor; None where nobody knows. sizes: m, n, k and how many products. event: that is recorded or waited for. ranks, on_node:
-    of a collective's group, and of them on this machine (0: not known). peer: the rank that is sent to or received from. part:
-    the number of the part of the step (foresight/mock_cuda/watch.py).
+    tensor; None where nobody knows. sizes: m, n, k and how many products; of a message this rank and its peer, as their group
+    counts. event: that is recorded or waited for. ranks, on_node: of a collective's group, and of them on this machine (0: not
+    known). peer: the rank that is sent to or received from. part: the number of the part of the step (mock_cuda/watch.py).
     """
 
     at: float
@@ -87,8 +88,8 @@ def _work(call: Call, at: float, peer: int | None) -> Work:
     if call.kind == "product":
         return Work(at, call.kind, call.stream, call.name, 2.0 * a * b * c * d, sizes=call.sizes)
     if call.kind == "collective":
-        to = peer if call.name in ("send", "receive") else None
-        return Work(at, call.kind, call.stream, call.name, nbytes=a, ranks=b, peer=to)
+        facts: dict[str, Any] = {"peer": peer, "sizes": (c, d, 0, 0)} if call.name in MESSAGES else {}
+        return Work(at, call.kind, call.stream, call.name, nbytes=a, ranks=b, **facts)
     if call.kind in ("copy", "set"):
         return Work(at, call.kind, call.stream, call.name, nbytes=a)
     if call.kind in ORDERS:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Generator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from gptscale.foresight.mock_cuda.watch import FORWARD as FORWARD_NAME
 from gptscale.foresight.mock_cuda.watch import PARTS
 from gptscale.foresight.price.cost import BESIDE, Costs
-from gptscale.foresight.price.record import Work
+from gptscale.foresight.price.player import play
+from gptscale.foresight.price.record import MESSAGES, Work
 
 FORWARD = PARTS.index(FORWARD_NAME)
 PRODUCTS, ATTENTION, KERNELS, COPIES, COLLECTIVES = "products", "attention", "other kernels", "copies", "collectives"
@@ -104,84 +106,93 @@ def replay(ranks: Mapping[int, Sequence[Work]], costs: Costs, host_s: Mapping[in
     host_s: the seconds in which each rank's host asks for a step. Ranks that send to each other wait for each
     other; what comes from a rank that was not recorded is there at once.
     """
-    channels: dict[tuple[int, int], deque[float]] = defaultdict(deque)
-    players = {rank: _play(rank, work, costs, host_s[rank], channels, {*ranks}) for rank, work in ranks.items()}
-    done: dict[int, Replayed] = {}
-    needs: dict[int, tuple[int, int]] = {}
-    while len(done) < len(players):
-        able = [rank for rank in players if rank not in done and (rank not in needs or channels[needs[rank]])]
-        if not able:
-            raise ValueError("the ranks wait for each other for ever")
-        for rank in able:
-            try:
-                needs[rank] = next(players[rank])
-            except StopIteration as stop:
-                done[rank] = stop.value
-    return done
+    asked = _Asked(costs)
+    ends = {rank: asked.steps(rank, works, host_s[rank]) for rank, works in ranks.items()}
+    for (source, rank), places in asked.received.items():
+        # A message can be there as soon as its sender begins to send it.
+        sent = asked.sent[source, rank] if source in ranks else []
+        if source in ranks and len(sent) < len(places):
+            raise ValueError(f"ranks wait for each other: rank {source} sends too little to rank {rank}")
+        for place, begins in zip(places, sent, strict=False):
+            asked.needs[place].add(begins)
+    sends: dict[int, tuple[float, float]] = {}
+
+    def seconds(place: int, begin: float) -> float:
+        rank, works, alone = asked.pieces[place]
+        if works and works[0].kind == "collective":
+            sends[rank] = (begin, begin + alone)
+        elif works and works[0].kind != "host":
+            since, until = sends.get(rank, (0.0, 0.0))
+            alone += max(0.0, min(begin + alone, until) - max(begin, since)) * (BESIDE - 1)
+        return alone
+
+    times = play(asked.needs, seconds)
+    steps = {}
+    for rank, (first, last) in ends.items():
+        spans = [Span(work, *times[place]) for place in range(first, last) for work in asked.pieces[place][1]]
+        steps[rank] = Replayed(times[last][1] - times[first][1], times[first][1], spans)
+    return steps
 
 
-def _play(
-    rank: int,
-    works: Sequence[Work],
-    costs: Costs,
-    host_s: float,
-    channels: dict[tuple[int, int], deque[float]],
-    known: set[int],
-) -> Generator[tuple[int, int], None, Replayed]:
-    """Play two steps of a rank. It yields the channel (from, to) from which it needs a message."""
-    ready: dict[int, float] = defaultdict(float)
-    events: dict[int, float] = {}
-    # The link is shared by the collectives of all streams.
-    link = communicates_from = communicates_to = host = 0.0
-    ends, spans, one = list[float](), list[Span](), 0
-    for _ in range(2):
-        before, one = 0.0, len(spans)
-        for work in _sends_first(works):
-            host += (work.at - before) * host_s
-            before = work.at
-            stream = work.stream
-            if work.kind == "record":
-                events[work.event] = ready[stream]
-            elif work.kind == "wait":
-                ready[stream] = max(ready[stream], events.get(work.event, 0.0))
-            elif work.kind == "sync":
-                waits = {"stream": ready[stream], "event": events.get(work.event, 0.0)}
-                host = max(host, waits.get(work.name, max(ready.values(), default=0.0)))
-            elif work.kind == "host":
-                spans.append(Span(work, host, host + costs.seconds(work)))
-                host = spans[-1].end
-            else:
-                begin = max(host, ready[stream])
-                seconds = costs.seconds(work)
-                if work.kind == "collective":
-                    if work.name == "receive" and work.peer in known:
-                        key = (work.peer, rank)
-                        while not channels[key]:
-                            yield key
-                        begin = max(begin, channels[key].popleft())
-                    begin = max(begin, link)
-                    if work.name == "send" and work.peer in known:
-                        channels[rank, work.peer].append(begin)
-                    link = begin + seconds
-                    communicates_from, communicates_to = begin, link
+class _Asked:
+    """What hosts ask for in pieces.
+
+    pieces: of each its rank, its work and its seconds alone. needs: of each the places of others. sent, received: by the rank
+    that sends and the one that receives, the places where messages begin to be sent, and where they are waited for.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self.pieces = list[tuple[int, Sequence[Work], float]]()
+        self.needs = list[set[int]]()
+        self.sent: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self.received: dict[tuple[int, int], list[int]] = defaultdict(list)
+
+    def add(self, rank: int, needs: Collection[int], seconds: float = 0.0, works: Sequence[Work] = ()) -> int:
+        """Add a piece and return its place."""
+        self.pieces.append((rank, works, seconds))
+        self.needs.append({*needs})
+        return len(self.pieces) - 1
+
+    def steps(self, rank: int, works: Sequence[Work], host_s: float) -> tuple[int, int]:
+        """Add two steps of a rank, and return the places of their ends."""
+        ready: dict[int, set[int]] = defaultdict(set)
+        events: dict[int, set[int]] = defaultdict(set)
+        # The link is shared by the collectives of all streams.
+        link, ends, host = set[int](), list[int](), self.add(rank, ())
+        for _ in range(2):
+            before = 0.0
+            for group in started_together(works):
+                work, stream = group[0], group[0].stream
+                if host_s and work.at > before:
+                    host = self.add(rank, {host}, (work.at - before) * host_s)
+                before = work.at
+                if work.kind == "record":
+                    events[work.event] = ready[stream]
+                elif work.kind == "wait":
+                    ready[stream] = ready[stream] | events[work.event]
+                elif work.kind == "sync":
+                    waits = {"stream": ready[stream], "event": events[work.event]}
+                    host = self.add(rank, {host} | waits.get(work.name, set().union(*ready.values())))
+                elif work.kind == "host":
+                    host = self.add(rank, {host}, self.costs.seconds(work), group)
+                elif work.kind == "collective":
+                    begins = self.add(rank, {host} | ready[stream] | link)
+                    link = ready[stream] = {self.add(rank, {begins}, self.costs.together(group), group)}
+                    for message in group:
+                        if message.peer is not None and message.name == "send":
+                            self.sent[rank, message.peer].append(begins)
+                        elif message.peer is not None:
+                            self.received[message.peer, rank] += link
                 else:
-                    beside = max(0.0, min(begin + seconds, communicates_to) - max(begin, communicates_from))
-                    seconds += beside * (BESIDE - 1)
-                ready[stream] = begin + seconds
-                spans.append(Span(work, begin, ready[stream]))
-        host += (1 - before) * host_s
-        ends.append(max([host, *ready.values()]))
-    return Replayed(ends[1] - ends[0], ends[0], spans[one:])
+                    ready[stream] = {self.add(rank, {host} | ready[stream], self.costs.seconds(work), group)}
+            host = self.add(rank, {host}, (1 - before) * host_s)
+            ends.append(self.add(rank, {host}.union(*ready.values())))
+        return ends[0], ends[1]
 
 
-def _sends_first(works: Sequence[Work]) -> list[Work]:
-    """Return the work with the sends of a group before what it receives: they go at once."""
-    ordered, group = list[Work](), list[Work]()
-    for work in works:
-        if work.kind == "collective" and work.name in ("send", "receive"):
-            group.append(work)
-        else:
-            ordered += sorted(group, key=lambda w: w.name != "send")
-            group = []
-            ordered.append(work)
-    return ordered + group
+def started_together(works: Iterable[Work]) -> Iterator[Sequence[Work]]:
+    """Yield messages that follow each other on a stream as one group, and all other work by itself."""
+    for stream, group in groupby(works, lambda work: work.stream if work.name in MESSAGES else None):
+        each = [*group]
+        yield from ([work] for work in each) if stream is None else [each]

@@ -5,13 +5,35 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
 from gptscale.common.measure.step_trace import COMPUTING, TRANSFER, RankTrace
 from gptscale.common.process.progress import StepMark
-from gptscale.foresight.verdict.player import COMPUTE, Factor, TracedPiece, play
+from gptscale.foresight.price.player import play
+
+
+class TracedPiece(NamedTuple):
+    """A part of a traced step of a rank.
+
+    needs: places of pieces that end before it begins, beside the one before it, which a hidden transfer does not wait for.
+    processor: the share of its seconds in which its thread had a processor. micro_batch: that of its mark. ranks: of a
+    transfer, those that take part.
+    """
+
+    kind: str
+    rank: int
+    seconds: float
+    needs: tuple[int, ...] = ()
+    micro_batch: int = -1
+    processor: float = 1.0
+    ranks: frozenset[int] = frozenset()
+    hidden: bool = False
+
+
+# How many times as long a piece lasts.
+Factor = Callable[[TracedPiece], float]
 
 
 class Replay:
@@ -40,37 +62,43 @@ class Replay:
             for s in segments:
                 if s.waits:
                     wait = self.waits[rank, s.begin]
-                    needs = [places[id(wait)]] if wait.hidden_s else self._needs(wait)
-                    facts: dict[str, Any] = {"micro_batch": s.micro_batch, "ranks": frozenset(wait.begun)}
-                    self.pieces.append(TracedPiece(TRANSFER, rank, COMPUTE, wait.transfer_s, tuple(needs), **facts))
+                    needs = (places[id(wait)],) if wait.hidden_s else self._needs(wait)
+                    ranks = frozenset(wait.begun)
+                    self.pieces.append(TracedPiece(TRANSFER, rank, wait.transfer_s, needs, s.micro_batch, ranks=ranks))
                 elif s.part == "data" and data_wait_s:
-                    self.pieces.append(TracedPiece("data", rank, COMPUTE, data_wait_s[rank] * self.n_steps / n_data))
+                    self.pieces.append(TracedPiece("data", rank, data_wait_s[rank] * self.n_steps / n_data))
                 else:
                     self.pieces.append(_own_work(s, rank, threads))
-        for i, wait in enumerate(hidden):
+        for wait in hidden:
             needs, ranks = self._needs(wait), frozenset(wait.begun)
-            stream = f"{TRANSFER} {i}"
-            self.pieces.append(TracedPiece(TRANSFER, wait.rank, stream, wait.hidden_s, tuple(needs), ranks=ranks))
-        self.seconds = play(self.pieces, lambda piece: 1.0)
+            self.pieces.append(TracedPiece(TRANSFER, wait.rank, wait.hidden_s, needs, ranks=ranks, hidden=True))
+        self.seconds = self.step_s() * self.n_steps
         first = traces[0]
         self._last = (
             first.ends[-2] if self.n_steps > 1 else first.began,
             max(t.ends[-1] + shift_of(t, first) for t in traces),
         )
 
-    def _needs(self, wait: Wait) -> list[int]:
+    def _needs(self, wait: Wait) -> tuple[int, ...]:
         """Return the places of what the ranks of an exchange do just before they begin it."""
         needs = []
         for rank, begun in wait.begun.items():
             place = bisect_right(self._ends[rank], begun + SAME_S) - 1
             if place >= 0:
                 needs.append(sum(map(len, self.segments[:rank])) + place)
-        return needs
+        return tuple(needs)
 
     def step_s(self, factor: Factor = lambda piece: 1.0, *, ranks_wait: bool = True) -> float:
         """Return the mean seconds of a step whose pieces last so many times as long. ranks_wait: whether for each other."""
-        pieces = self.pieces if ranks_wait else [piece._replace(needs=()) for piece in self.pieces]
-        return play(pieces, factor) / self.n_steps
+        pieces, needs, before = self.pieces, list[set[int]](), -1
+        for place, piece in enumerate(pieces):
+            needs.append({*piece.needs} if ranks_wait else set())
+            if not piece.hidden:
+                if before >= 0 and pieces[before].rank == piece.rank:
+                    needs[place].add(before)
+                before = place
+        times = play(needs, lambda place, begin: pieces[place].seconds * factor(pieces[place]))
+        return max((end for _, end in times), default=0.0) / self.n_steps
 
     def processors_s(self) -> float:
         """Return the seconds that the processors of the busiest machine need for what its ranks compute in a step.
@@ -126,7 +154,7 @@ class Replay:
 def _own_work(mark: StepMark, rank: int, threads: bool) -> TracedPiece:
     seconds = mark.end - mark.begin
     share = min(1.0, mark.processor_s / seconds) if threads and mark.part in COMPUTING else 1.0
-    return TracedPiece(mark.part, rank, COMPUTE, seconds, micro_batch=mark.micro_batch, processor=share)
+    return TracedPiece(mark.part, rank, seconds, micro_batch=mark.micro_batch, processor=share)
 
 
 # Moments that are no further apart are one.

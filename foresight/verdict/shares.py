@@ -7,8 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from gptscale.common.measure.step_trace import COMPUTING, ELEMENTWISE, KINDS, TRANSFER, RankTrace, host_shares_of
-from gptscale.foresight.verdict.player import COMPUTE, Factor, TracedPiece
-from gptscale.foresight.verdict.replay import Replay
+from gptscale.foresight.verdict.replay import Factor, Replay, TracedPiece
 
 # Uses of a rank's time beside the kinds of computation.
 NO_PROCESSOR, LATE_RANK, BUBBLE_SHARE, SLOWER = "no processor", "late rank", "bubble", "slower than calibrated"
@@ -48,7 +47,7 @@ def _shares_of_rank(
     seconds: defaultdict[str, float] = defaultdict(float)
     for piece in replay.pieces:
         # Transfers that were hidden cost no time.
-        if piece.rank == rank and piece.stream == COMPUTE:
+        if piece.rank == rank and not piece.hidden:
             seconds[piece.kind] += piece.seconds * piece.processor
             shares[NO_PROCESSOR] += piece.seconds * (1 - piece.processor) / replay.seconds
     for kind, s in seconds.items():

@@ -72,7 +72,8 @@ API int ncclGroupSimulateEnd(void *info) { return SUCCESS; }
 API int ncclRedOpCreatePreMulSum(int *op, void *scalar, int type, int residence, Comm *comm) { *op = 5; return SUCCESS; }
 API int ncclRedOpDestroy(int op, Comm *comm) { return SUCCESS; }
 
-#define NOTE(name, bytes) note("collective", stream, name, (uint64_t)(bytes), (uint64_t)comm->ranks, (uint64_t)comm->rank, 0)
+#define NOTE_TO(name, bytes, peer) note("collective", stream, name, (uint64_t)(bytes), (uint64_t)comm->ranks, (uint64_t)comm->rank, (uint64_t)(peer))
+#define NOTE(name, bytes) NOTE_TO(name, bytes, 0)
 API int ncclAllReduce(const void *in, void *out, size_t count, int type, int op, Comm *comm, void *stream) {
     NOTE("all-reduce", size_of(count, type));
     copy(out, in, size_of(count, type));
@@ -111,10 +112,10 @@ API int ncclAlltoAll(const void *in, void *out, size_t count, int type, Comm *co
     return SUCCESS;
 }
 API int ncclSend(const void *in, size_t count, int type, int peer, Comm *comm, void *stream) {
-    NOTE("send", size_of(count, type));
+    NOTE_TO("send", size_of(count, type), peer);
     return SUCCESS;
 }
 API int ncclRecv(void *out, size_t count, int type, int peer, Comm *comm, void *stream) {
-    NOTE("receive", size_of(count, type));
+    NOTE_TO("receive", size_of(count, type), peer);
     return SUCCESS;
 }

@@ -129,7 +129,8 @@ def replay(ranks: Mapping[int, Sequence[Work]], costs: Costs, host_s: Mapping[in
     times = play(asked.needs, seconds)
     steps = {}
     for rank, (first, last) in ends.items():
-        spans = [Span(work, *times[place]) for place in range(first, last) for work in asked.pieces[place][1]]
+        # Messages that start together are one.
+        spans = [Span(works[0], *times[first + i]) for i, (_, works, _) in enumerate(asked.pieces[first:last]) if works]
         steps[rank] = Replayed(times[last][1] - times[first][1], times[first][1], spans)
     return steps
 

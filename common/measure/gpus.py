@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GIB, MIB = 2**30, 2**20
-# Bytes a second each way of 16 lanes, 128b/130b: PCI-SIG
-PCIE4, PCIE5 = 31.5e9, 63e9
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
 
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -69,6 +70,7 @@ class MeasuredCosts(Costs):
 
     curves: Mapping[tuple[str, tuple[int, ...]], Curve] = field(default_factory=dict)
     precision: str = ""
+    grade: ClassVar[str] = "calibrated"
 
     def seconds(self, work: Work) -> float:
         """Return how long a piece of work takes by itself."""

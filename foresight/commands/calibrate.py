@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process.warm_parent import begin_warm_parent
-from gptscale.common.settings.checks import check_output_file, check_ranges
+from gptscale.common.settings.checks import check_output_file, check_ranges, parse_whole_numbers
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.run_config import Precision, RunConfig
 
@@ -70,13 +70,9 @@ class CalibrateOptions:
 
     def shapes(self) -> list[dict[str, Any]]:
         """Return the shape at each micro-batch, as fields of RunConfig."""
-        words = [word.strip() for word in self.micro_batch_size.split(",")]
-        if not all(word.isdecimal() and 0 < int(word) < 10**5 for word in words):
-            raise ConfigError(
-                f"{self.micro_batch_size!r} is no list of sizes", "in --micro-batch-size", "use for example 2,4,8"
-            )
+        sizes = parse_whole_numbers(self.micro_batch_size, "--micro-batch-size", "use for example 2,4,8")
         shape = {name: getattr(self, name) for name in SHAPE}
-        return [shape | {"micro_batch_size": int(word)} for word in dict.fromkeys(words)]
+        return [shape | {"micro_batch_size": size} for size in dict.fromkeys(sizes)]
 
     def tensor_ranks(self) -> list[int]:
         """Return the numbers of tensor ranks."""

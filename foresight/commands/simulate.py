@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import tyro
 
@@ -89,12 +90,15 @@ def main(argv: Sequence[str]) -> int:
     if config.device == "cpu":
         raise ConfigError("ranks on CPUs are not simulated", "in --device cpu", "leave it out: no GPU is needed")
     ranks = ranks_of(recipe, config, options)
+    from gptscale.foresight.simulate.answer import print_memory, print_times, print_verdict, times_of
+    from gptscale.foresight.simulate.simulation import simulate
+
+    world: dict[str, Any] = {"device": options.device_kind, "world_size": options.nproc}
+    world["ranks_per_node"] = options.gpus_per_node
     simulations = []
     for rank in ranks:
         with console(stderr=True).status(f"rank {rank} of {options.nproc}"):
-            simulations.append(_simulate(recipe, config, recipe_config, options, rank))
-    from gptscale.foresight.simulate.answer import print_memory, print_times, print_verdict, times_of
-
+            simulations.append(simulate(recipe, config, recipe_config, rank=rank, **world))
     memories = [_memory(simulation, options) for simulation in simulations]
     times = times_of(simulations, options.device_kind, options.gpus_per_node)
     for memory in memories:
@@ -104,7 +108,8 @@ def main(argv: Sequence[str]) -> int:
     if options.save is not None:
         _save(recipe, config, options, memories, times)
     if too_large := next((memory for memory in memories if memory.is_too_large), None):
-        print(_advice(recipe, config, recipe_config, options, too_large.rank), file=sys.stderr)
+        simulated = partial(simulate, rank=too_large.rank, **world)
+        print(_advice(recipe, config, recipe_config, options, simulated), file=sys.stderr)
     return 1 if too_large else 0
 
 
@@ -126,22 +131,6 @@ def ranks_of(recipe: str, config: RunConfig, options: SimulateOptions) -> list[i
     return [int(word) for word in words]
 
 
-def _simulate(
-    recipe: str, config: RunConfig, recipe_config: RecipeConfig, options: SimulateOptions, rank: int
-) -> Simulation:
-    from gptscale.foresight.simulate.simulation import simulate
-
-    return simulate(
-        recipe,
-        config,
-        recipe_config,
-        device=options.device_kind,
-        rank=rank,
-        world_size=options.nproc,
-        ranks_per_node=options.gpus_per_node,
-    )
-
-
 def _memory(simulation: Simulation, options: SimulateOptions) -> RankMemory:
     memory = simulation.memory()
     if options.host_memory is None:
@@ -151,13 +140,19 @@ def _memory(simulation: Simulation, options: SimulateOptions) -> RankMemory:
     return dataclasses.replace(memory, host_capacity=int(share))
 
 
-def _advice(recipe: str, config: RunConfig, recipe_config: RecipeConfig, options: SimulateOptions, rank: int) -> str:
+def _advice(
+    recipe: str,
+    config: RunConfig,
+    recipe_config: RecipeConfig,
+    options: SimulateOptions,
+    simulated: Callable[[str, RunConfig, RecipeConfig], Simulation],
+) -> str:
     """Return which options make the rank fit, found by simulating them in turn."""
     tried = []
     for words, other, less, less_recipe in islice(remedies(recipe, config, recipe_config, options.nproc), TRIES):
         with console(stderr=True).status(f"trying {words}"):
             try:
-                memory = _memory(_simulate(other, less, less_recipe, options, rank), options)
+                memory = _memory(simulated(other, less, less_recipe), options)
             except ConfigError:
                 continue
         if memory.fits:

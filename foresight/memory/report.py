@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gptscale.foresight.memory.constants import Constant
-from gptscale.foresight.memory.timeline import ACTIVATION, OTHER, Timeline
+from gptscale.foresight.memory.timeline import ACTIVATION, OTHER, Timeline, kind_of
 from gptscale.results.render import subplots
 
 if TYPE_CHECKING:
@@ -77,6 +78,13 @@ class RankMemory:
         """Return whether it does not fit, not even barely."""
         return self.fits is False and not self.fits_barely
 
+    def at_peak(self) -> dict[str, int]:
+        """Return the bytes at the peak by owner, the activations of all modules in one, the largest first."""
+        kinds = Counter[str]()
+        for owner, nbytes in self.timeline.by_owner(self.timeline.peak_at).items():
+            kinds[kind_of(owner)] += nbytes
+        return dict(kinds.most_common())
+
     def rounding(self) -> int:
         """Return what the allocator's blocks hold at the peak beyond what was asked for."""
         return max(0, self.allocated - self.timeline.peak)
@@ -103,18 +111,9 @@ class RankMemory:
         }
 
 
-def merged(by_owner: dict[str, int]) -> dict[str, int]:
-    """Return the bytes by owner with the activations of all modules in one, the largest first."""
-    bytes_by_kind: dict[str, int] = {}
-    for owner, nbytes in by_owner.items():
-        kind = owner.partition(" of ")[0]
-        bytes_by_kind[kind] = bytes_by_kind.get(kind, 0) + nbytes
-    return dict(sorted(bytes_by_kind.items(), key=lambda item: -item[1]))
-
-
 def filled_by(memory: RankMemory, most: int = 3) -> str:
     """Return what fills the peak, in a few words: the largest owners with their GiB."""
-    owners = merged(memory.timeline.by_owner(memory.timeline.peak_at))
+    owners = memory.at_peak()
     words = [f"{owner}{'s' if owner == ACTIVATION else ''} {nbytes / GIB:.1f} GiB" for owner, nbytes in owners.items()]
     return ", ".join(words[:most])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,10 +67,10 @@ class Timeline:
     def by_owner(self, time: int) -> dict[str, int]:
         """Return the bytes that lived at `time` by their owner, the largest first."""
         a = self.allocations
-        nbytes: dict[str, int] = {}
+        nbytes = Counter[str]()
         for i in np.flatnonzero((a.born <= time) & (a.died > time)).tolist():
-            nbytes[a.owner[i]] = nbytes.get(a.owner[i], 0) + int(a.nbytes[i])
-        return dict(sorted(nbytes.items(), key=lambda item: -item[1]))
+            nbytes[a.owner[i]] += int(a.nbytes[i])
+        return dict(nbytes.most_common())
 
     def part_at(self, time: int) -> str:
         """Return the part of the step in which `time` lies."""

@@ -10,8 +10,7 @@ from gptscale.foresight.plan.planner import WorkPlan
 from gptscale.foresight.plan.question import GIB
 from gptscale.foresight.plan.rows import PlannedRow
 from gptscale.foresight.plan.trials import CONTENDED
-from gptscale.foresight.price.cost import sources_of
-from gptscale.foresight.price.step_time import DATA_SHEET
+from gptscale.foresight.price.cost import Costs, sources_of
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>gptscale: plan</title>
@@ -97,7 +96,7 @@ def notes(plan: WorkPlan) -> list[str]:
         lines.append(
             "others used the processors meanwhile, so that the order means little: plan again on a quiet machine"
         )
-    if any(row.timing.grade == DATA_SHEET for row in plan.rows):
+    if any(row.timing.grade == Costs.grade for row in plan.rows):
         lines.append("data sheet: no such device was measured; the times order splits, for a host that keeps up")
         lines += sources_of(cluster.device, cluster.links)
     lines += [f"left out: {name}: {why}" for name, why in plan.left_out.items()]

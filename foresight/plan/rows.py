@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -133,15 +134,10 @@ class PlannedRow:
 
     def memory_words(self, most: int = 3) -> str:
         """Return what fills the peak, the largest kinds with their GiB."""
-        kinds: dict[str, int] = {}
-        owners = self.places.device
-        if self.simulated is not None:
-            owners = self.simulated.timeline.by_owner(self.simulated.timeline.peak_at)
-        for owner, nbytes in owners.items():
-            kind = KINDS_OF_MEMORY.get(owner.partition(" of ")[0], "rest")
-            kinds[kind] = kinds.get(kind, 0) + nbytes
-        largest = sorted(kinds.items(), key=lambda item: -item[1])[:most]
-        words = [f"{kind} {_gib(nbytes)}" for kind, nbytes in largest]
+        kinds = Counter[str]()
+        for owner, nbytes in (self.places.device if self.simulated is None else self.simulated.at_peak()).items():
+            kinds[KINDS_OF_MEMORY.get(owner, "rest")] += nbytes
+        words = [f"{kind} {_gib(nbytes)}" for kind, nbytes in kinds.most_common(most)]
         words += [f"host {self.places.host / GIB:.0f}"] if self.places.host else []
         words += [f"disk {self.places.disk / GIB:.0f}"] if self.places.disk else []
         return ", ".join(words)

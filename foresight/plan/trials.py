@@ -14,11 +14,10 @@ from typing import Any
 from gptscale.common.errors import GptscaleError
 from gptscale.common.measure.limits import TAKEN_MAX
 from gptscale.common.process.task import reason
-from gptscale.foresight.calibrate.costs import MeasuredCosts
 from gptscale.foresight.plan.question import Cluster
 from gptscale.foresight.plan.rows import PlannedRow, StepTime, Tried, words_of
 from gptscale.foresight.price.replay import Replayed, replay
-from gptscale.foresight.price.step_time import CALIBRATED, DATA_SHEET, SPREAD, priced
+from gptscale.foresight.price.step_time import SPREAD, priced
 from gptscale.foresight.simulate.program import Simulation
 from gptscale.foresight.simulate.simulation import simulate
 
@@ -64,7 +63,7 @@ def tried(simulations: Sequence[Simulation], cluster: Cluster, precision: str, n
             seconds,
             seconds / SPREAD,
             seconds * SPREAD,
-            CALIBRATED if isinstance(costs, MeasuredCosts) else DATA_SHEET,
+            costs.grade,
             f"{time.bound} ({share:.0%})",
             time.mfu * slowest.step_s * n / written / seconds,
         ),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import ClassVar
 
-from gptscale.common.measure.gpus import PCIE4, PCIE5, PLAYED, Gpu
+from gptscale.common.measure.gpus import PLAYED, Gpu
 from gptscale.foresight.price.record import MESSAGES, Work
 
 # Tiles of a product's result that one multiprocessor computes at once, and the share of the largest tile's rate that each
@@ -59,7 +61,7 @@ HOPPER_BEFORE, TORCH_SINCE, LESS_POWER = Reached(0.58, 0.36), (2, 7), "h100-96"
 class Costs:
     """A device and its links.
 
-    links: names of LINKS, inside a node and between nodes. per_node: devices of one machine. jobs: how many share the
+    links: names of links.csv, inside a node and between nodes. per_node: devices of one machine. jobs: how many share the
     links between nodes. speed: by how much the device is faster than what programs usually reach, as one measured step tells.
     """
 
@@ -69,6 +71,8 @@ class Costs:
     per_node: int = 8
     jobs: int = 1
     speed: float = 1.0
+    # How costs are known.
+    grade: ClassVar[str] = "data sheet"
 
     def seconds(self, work: Work) -> float:
         """Return how long a piece of work takes by itself."""
@@ -136,7 +140,7 @@ class Costs:
     def _collective(self, work: Work) -> float:
         """Return the seconds of a ring: each rank sends its part of the tensor around, twice for an all-reduce."""
         ranks, nbytes = work.ranks, work.nbytes or 0.0
-        inside, outside = INNER_LINKS[self.links[0]].rate, OUTER_LINKS[self.links[1]].rate / self.jobs
+        inside, outside = INNER_LINKS[self.links[0]], OUTER_LINKS[self.links[1]] / self.jobs
         own = min(ranks, work.on_node or self.per_node)
         if work.name in MESSAGES:
             # In a group ranks of a machine stand side by side. What a rank sends to itself crosses no link.
@@ -173,40 +177,11 @@ def costs_of(
     return Costs(gpu, reached, links or gpu.links, per_node, jobs)
 
 
-class LinkSheet(NamedTuple):
-    """Bytes a second each way: of one device inside a node, or of all ports of a node together."""
-
-    rate: float
-    source: str
-
-
-PCIE_SPECIFICATION = "PCI-SIG, 16 lanes, 128b/130b"
-# Inside a node, of one device.
-INNER_LINKS = {
-    "nvlink2": LinkSheet(150e9, "NVIDIA V100 data sheet, 2020: 300 GB/s both ways"),
-    "nvlink3": LinkSheet(300e9, "NVIDIA A100 data sheet, 2021: 600 GB/s both ways"),
-    "nvlink4": LinkSheet(450e9, "NVIDIA H100 data sheet, 2023: 900 GB/s both ways"),
-    "nvlink5": LinkSheet(900e9, "NVIDIA DGX B200 data sheet, 2024: 1.8 TB/s both ways"),
-    # Devices without NVLink share it with the host.
-    "pcie4": LinkSheet(PCIE4, PCIE_SPECIFICATION),
-    "pcie5": LinkSheet(PCIE5, PCIE_SPECIFICATION),
-}
-# Between nodes, of all ports of a node. The number of a name is Gb/s.
-_KINDS = (
-    (
-        "ib",
-        (100, 200, 400, 800, 1600, 3200, 6400),
-        "InfiniBand Trade Association's roadmap: EDR 100, HDR 200, NDR 400, XDR 800",
-    ),
-    ("roce", (100, 200, 400, 800, 1600, 3200), "IEEE 802.3bs and 802.3df: the rate of the ports"),
-    ("efa", (400, 3200), "AWS EC2: 400 Gb/s a p4d, 3200 Gb/s a p5 instance"),
-    ("ethernet", (1, 10, 25, 100), "IEEE 802.3: the rate of the port"),
+# Bytes a second each way: of one device inside a node, or of all ports of a node together, whose name has their Gb/s.
+_LINKS = [*csv.DictReader(Path(__file__).with_name("links.csv").read_text().splitlines())]
+INNER_LINKS, OUTER_LINKS = (
+    {row["name"]: float(row["rate_b_s"]) for row in _LINKS if row["where"] == where} for where in ("inside", "outside")
 )
-OUTER_LINKS = {
-    f"{kind}-{gigabits}": LinkSheet(gigabits / 8 * 1e9, source)
-    for kind, speeds, source in _KINDS
-    for gigabits in speeds
-}
 # Bytes/s that a node's NVMe disk reads and writes: Samsung 980 PRO data sheet, 2020 (PCIe 4).
 DISK = {"read": 7e9, "write": 5e9}
 # Bytes/s of a node's own memory: eight channels of DDR4-3200 (JEDEC JESD79-4).
@@ -215,6 +190,5 @@ HOST_MEMORY = 200e9
 
 def sources_of(device: str, links: tuple[str, str]) -> list[str]:
     """Return where the figures of a device and of its links are from."""
-    named = {device: PLAYED[device].source}
-    named |= {name: sheet.source for name, sheet in (INNER_LINKS | OUTER_LINKS).items() if name in links}
+    named = {device: PLAYED[device].source} | {row["name"]: row["source"] for row in _LINKS if row["name"] in links}
     return [f"{name}: {source}" for name, source in named.items()]

@@ -13,8 +13,6 @@ from gptscale.foresight.price.replay import ATTENTION, COLLECTIVES, FORWARD, PRO
 
 # How far the times of data sheets were from measured ones: docs/measurements/step-times.md.
 SPREAD = 1.2
-# How costs are known.
-DATA_SHEET, CALIBRATED = "data sheet", "calibrated"
 NAMES_SHOWN = 4
 
 
@@ -37,7 +35,7 @@ class PricedStep:
     with_host_s: float
     guessed: dict[str, int]
     graphs: int
-    grade: str = DATA_SHEET
+    grade: str
 
     @property
     def parts(self) -> dict[str, float]:
@@ -91,4 +89,5 @@ def priced(step: Replayed, with_host_s: float, costs: Costs, precision: str = ""
         with_host_s,
         dict(guessed.most_common(NAMES_SHOWN)),
         sum(span.work.kind == "graph" for span in step.spans),
+        costs.grade,
     )

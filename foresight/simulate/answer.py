@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gptscale.foresight.calibrate.costs import MeasuredCosts, costs_for
-from gptscale.foresight.memory.report import GIB, RankMemory, draw, filled_by, merged
-from gptscale.foresight.price.step_time import CALIBRATED, DATA_SHEET, SPREAD, PricedStep, main_precision, step_times
+from gptscale.foresight.calibrate.costs import costs_for
+from gptscale.foresight.memory.report import GIB, RankMemory, draw, filled_by
+from gptscale.foresight.price.step_time import SPREAD, PricedStep, main_precision, step_times
 from gptscale.foresight.simulate.program import Simulation
 from gptscale.results.record.files import export
 from gptscale.results.render import console, picture_bytes, table
@@ -21,7 +20,7 @@ def print_memory(memory: RankMemory, title: str) -> None:
     timeline = memory.timeline
     peak = timeline.peak_at
     rows = table(("what fills the peak", "GiB", "share"), left=("what fills the peak",), title=title)
-    owners = merged(timeline.by_owner(peak)) | {"rounding of the allocator's blocks": memory.rounding()}
+    owners = memory.at_peak() | {"rounding of the allocator's blocks": memory.rounding()}
     for owner, nbytes in owners.items():
         if nbytes >= min(2**20, memory.allocated / 200):
             rows.add_row(owner, f"{nbytes / GIB:,.2f}", f"{nbytes / max(1, memory.allocated):.0%}")
@@ -69,9 +68,7 @@ def times_of(simulations: Sequence[Simulation], device: str, per_node: int) -> d
     precision = main_precision([work for works in recorded.values() for work in works])
     per_node = min([per_node, *(s.facts["world_size"] for s in simulations)])
     costs = costs_for(device, per_node, precision=precision, torch=simulations[0].facts["torch"])
-    grade = CALIBRATED if isinstance(costs, MeasuredCosts) else DATA_SHEET
-    times = step_times(recorded, costs, host_s)
-    return {rank: dataclasses.replace(time, grade=grade) for rank, time in times.items()}
+    return step_times(recorded, costs, host_s)
 
 
 def print_times(times: Mapping[int, PricedStep]) -> None:

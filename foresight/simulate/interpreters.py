@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from gptscale.common.errors import ConfigError
@@ -53,18 +51,11 @@ def prepare_mock(environment: str = "") -> Path:
 
 def torch_folder_of(environment: str) -> Path:
     """Return the folder of the torch of an environment, or raise ConfigError without one that has CUDA."""
-    if environments.is_inside(environment):
-        spec = find_spec("torch")
-        if spec is None or spec.origin is None:
-            raise ConfigError("torch is not installed", f"at {sys.prefix}", "pip install torch")
-        folder = Path(spec.origin).parent
-    else:
-        sites = (environments.folder(environment) / "lib").glob("python3.*/site-packages/torch")
-        if (found := next(sites, None)) is None:
-            where = f"at {environments.folder(environment)}"
-            raise ConfigError(f"the environment of {environment} is missing", where, environments.remedy(environment))
-        folder = found
-    return with_cuda(folder)
+    python = environments.python(environment)
+    if not Path(python).exists():
+        where = f"at {environments.folder(environment)}"
+        raise ConfigError(f"the environment of {environment} is missing", where, environments.remedy(environment))
+    return torch_of(python)
 
 
 def with_cuda(torch_folder: Path) -> Path:

@@ -17,7 +17,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.measure.gpus import GIB, PLAYED
 from gptscale.common.settings.checks import check_output_file, check_range
 from gptscale.common.settings.command_line import parse
-from gptscale.foresight.memory.report import RankMemory, merged
+from gptscale.foresight.memory.report import RankMemory
 from gptscale.foresight.mock_cuda.devices import device_named
 from gptscale.foresight.mock_cuda.watch import GRADIENT, PARAMETER, STATE
 from gptscale.foresight.simulate.answer import as_json, print_memory, print_times, print_verdict, save_picture, times_of
@@ -179,7 +179,7 @@ def _with_the_most(options: ProgramOptions, command: Sequence[str], name: str) -
 
 def _advice(memory: RankMemory) -> str:
     """Return what would make a rank fit, by what fills its peak."""
-    owners = merged(memory.timeline.by_owner(memory.timeline.peak_at))
+    owners = memory.at_peak()
     state = sum(owners.get(kind, 0) for kind in (PARAMETER, GRADIENT, STATE))
     rest = sum(owners.values()) - state
     return (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from gptscale.common.errors import ConfigError, visible
 from gptscale.common.measure.evidence import VERDICT
 from gptscale.common.measure.step_trace import RankTrace
+from gptscale.common.settings import user_file
 from gptscale.foresight.verdict.remedies import WORDS
 from gptscale.foresight.verdict.verdict import Cause, Verdict
 from gptscale.results.record.files import replace_file, write_json
@@ -36,21 +36,18 @@ def write_verdict(folder: Path, verdict: Verdict) -> None:
 
 def read_verdict(folder: Path) -> Verdict:
     """Read the verdict of a run's folder, or raise ConfigError that says why there is none."""
-    path = folder / VERDICT
     where = f"in {visible(str(folder))}"
     if not folder.is_dir():
         raise ConfigError("this run does not exist", where, "give the folder of a run, such as results/runs/NAME")
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:
-            raw = file.read(BYTES_MAX + 1)
-    except FileNotFoundError:
+    if not (folder / VERDICT).exists():
         fix = "run it with 20 steps or more, and without --no-verdict"
-        raise ConfigError("this run has no verdict", where, fix) from None
-    except OSError as error:
-        raise ConfigError(f"its {VERDICT} cannot be read ({error.strerror})", where, "give another run") from None
+        raise ConfigError("this run has no verdict", where, fix)
+
+    def refuse(reason: str) -> ConfigError:
+        return ConfigError(f"its {VERDICT} is cut or damaged ({reason})", where, "run again")
+
+    content = user_file.read_json(folder / VERDICT, BYTES_MAX, refuse)
     try:
-        content: Any = json.loads(raw) if len(raw) <= BYTES_MAX else None
         version = content["format_version"]
         if version != FORMAT_VERSION:
             fix = "read it with the gptscale that wrote it, or run again"
@@ -58,8 +55,8 @@ def read_verdict(folder: Path) -> Verdict:
                 f"its {VERDICT} has version {visible(str(version)[:20])}, not {FORMAT_VERSION}", where, fix
             )
         return _verdict(content)
-    except (ValueError, TypeError, KeyError, RecursionError, AttributeError, OverflowError):
-        raise ConfigError(f"its {VERDICT} is cut or damaged", where, "run again") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise refuse(type(error).__name__) from None
 
 
 def _verdict(content: dict[str, Any]) -> Verdict:

@@ -57,7 +57,7 @@ def test_ranks_of_torchrun_measure_together_and_the_first_prints(tmp_path):
         (["--model", "tinny"], "unknown model 'tinny'"),
         (["--tp", "3"], "'3' does not divide 4 heads, in --tp, use one or more of"),
         (["--tp", "two"], "'two' does not divide"),
-        (["--micro-batch-size", "2,x"], "'2,x' is no list of sizes"),
+        (["--micro-batch-size", "2,x"], "'2,x' is no list of numbers"),
         (["--repeats", "1"], "repeats"),
         (["--n-head", "5"], "n_embd 128 is not divisible by n_head 5"),
     ],

@@ -192,7 +192,9 @@ def estimated_seconds(candidate: Candidate, places: Places, costs: Costs) -> flo
         # Messages of a ring hide behind attention, but for their start.
         kinds = (3 * (cp - 1), "send", 0), (8, "all-to-all", tokens * gpt.attention_width * size)
         turns, name, nbytes = kinds[getattr(config, "cp_style", "") == "ulysses"]
-        message = Work(0.0, "collective", 0, name, nbytes=nbytes, ranks=cp, on_node=min(cp, costs.per_node))
+        near = min(cp, costs.per_node)
+        # The ring is as slow as its message to another machine, if there is one.
+        message = Work(0.0, "collective", 0, name, nbytes=nbytes, sizes=(0, cp - 1, 0, 0), ranks=cp, on_node=near)
         each += turns * gpt.n_layer * costs.seconds(message)
     held, dp = gpt.n_params / tp / pp, batch.dp_size * cp
     nodes = max(1, run.world.world_size // costs.per_node)

@@ -16,7 +16,7 @@ CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
     "core": (CORE, 24_790),
-    "foresight": (("foresight",), 11_760),
+    "foresight": (("foresight",), 11_755),
     "lenet": (("lenet",), 6_490),
     "the package": ((*CORE, *LABS), 43_030),
     "the tests": (("tests",), 26_980),

@@ -142,17 +142,15 @@ class Costs:
         ranks, nbytes = work.ranks, work.nbytes or 0.0
         inside, outside = INNER_LINKS[self.links[0]], OUTER_LINKS[self.links[1]] / self.jobs
         own = min(ranks, work.on_node or self.per_node)
+        near, far = inside * self.reached.inside, outside / self.per_node * self.reached.outside
         if work.name in MESSAGES:
             # In a group ranks of a machine stand side by side. What a rank sends to itself crosses no link.
             me, other = work.sizes[:2]
-            rate = (
-                inside * self.reached.inside
-                if me // own == other // own
-                else outside / self.per_node * self.reached.outside
-            )
-            return START_S + (nbytes / rate if me != other else 0.0)
+            return START_S + (nbytes / (near if me // own == other // own else far) if me != other else 0.0)
         if ranks < 2:
             return KERNEL_S
+        if work.name == "all-to-all":
+            return START_S + nbytes / ranks * max((own - 1) / near, (ranks - own) / far)
         turns = 2 if work.name == "all-reduce" else 1
         sent = turns * nbytes * (ranks - 1) / ranks
         if own == ranks:

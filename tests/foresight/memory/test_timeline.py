@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gptscale.foresight.memory.timeline import kind_of, read_timeline
+from gptscale.foresight.memory.timeline import read_timeline
 from gptscale.foresight.mock_cuda.watch import BACKWARD, BUILD, FORWARD, GRADIENT, OPTIMIZER, PARAMETER
 
 PLACES = [(BUILD, ""), (FORWARD, "blocks.3.mlp.fc"), (BACKWARD, ""), (OPTIMIZER, ""), (FORWARD, "loss"), (FORWARD, "")]
@@ -19,9 +19,6 @@ def test_what_lives_after_each_event_and_its_peak():
     timeline = timeline_of((1, 100, 0), (2, 50, 1), (1, -100, 1), (3, 70, 2))
     assert timeline.total.tolist() == [100, 150, 50, 120]
     assert (timeline.peak, timeline.peak_at) == (150, 1)
-    assert timeline.total[2:].max() == 120
-    assert timeline.total[0:1].max() == 100
-    assert timeline.total[4:].max(initial=0) == 0
 
 
 def test_without_a_label_the_place_says_whose_it_is():
@@ -63,4 +60,3 @@ def test_curves_of_all_kinds_sum_to_the_total():
         "logits and loss": [50, 50, 50],
     }
     assert sum(curves.values()).tolist() == timeline.total[1:4].tolist()
-    assert kind_of("activation of blocks.*.mlp") == "activation"

@@ -24,7 +24,7 @@ def calls(*rows):
 
 def test_work_gets_what_its_operation_computes_and_touches():
     begins = ("operation", "", 0)
-    product, kernel, free, copied = recorded_step(
+    product, kernel, *both, free, copied = recorded_step(
         calls(
             begins,
             ("product", "gemm", 0, 64, 32, 16, 1),
@@ -32,26 +32,19 @@ def test_work_gets_what_its_operation_computes_and_touches():
             begins,
             ("kernel", "flash_fwd_kernel", 0, 4, 128),
             ("operation", "_scaled_dot_product_flash_attention fp16", 0, 5000, 900, 0, 2),
+            begins,
+            ("kernel", "a", 0, 1, 1),
+            ("kernel", "b", 0, 1, 1),
+            ("operation", "add bf16", 0, 0, 100, 0, 1),
             ("kernel", "of_a_library", 0, 2, 256),
             ("copy", "host to device", 5, 4096),
         )
     )
     assert (product.flops, product.nbytes, product.precision, product.part) == (2 * 64 * 32 * 16, 700, "bf16", 1)
     assert (kernel.flops, kernel.nbytes, kernel.part, kernel.is_attention) == (5000, 900, 2, True)
+    assert [each.nbytes for each in both] == [50, 50]
     assert (free.nbytes, free.threads) == (None, 512)
-    assert (copied.nbytes, copied.stream, copied.at) == (4096, 5, pytest.approx(8 / 9))
-
-
-def test_bytes_are_shared_by_the_kernels_of_an_operation_that_makes_no_product():
-    work = recorded_step(
-        calls(
-            ("operation", "", 0),
-            ("kernel", "a", 0, 1, 1),
-            ("kernel", "b", 0, 1, 1),
-            ("operation", "add bf16", 0, 0, 100, 0, 1),
-        )
-    )
-    assert [w.nbytes for w in work] == [50, 50]
+    assert (copied.nbytes, copied.stream, copied.at) == (4096, 5, pytest.approx(12 / 13))
 
 
 def test_a_message_knows_its_peer_and_a_collective_its_machine():
@@ -109,11 +102,6 @@ def test_precisions_have_their_rates():
     assert tf32 / bf16 == pytest.approx(2, rel=0.01)
 
 
-def test_a_kernel_is_as_long_as_its_bytes_take():
-    work = Work(0.0, "kernel", 0, "add", nbytes=3.35e9)
-    assert H100.seconds(work) == pytest.approx(KERNEL_S + 1e-3 / H100.reached.memory)
-
-
 def collective(name="all-gather", nbytes=1e9, ranks=8, on_node=0, **more):
     return Work(0.0, "collective", 7, name, nbytes=nbytes, ranks=ranks, on_node=on_node, **more)
 
@@ -126,6 +114,40 @@ def test_collectives_follow_the_links():
     assert inside < outside < apart
     assert H100.seconds(collective("all-reduce")) == pytest.approx(2 * inside, rel=0.03)
     assert H100.seconds(collective(ranks=1)) == KERNEL_S
+
+
+def message(name="send", peers=(0, 1), nbytes=1e9, **more):
+    return collective(name, nbytes, 16, 8, sizes=(*peers, 0, 0), **more)
+
+
+def test_messages_that_start_together_cross_and_those_between_machines_take_longer():
+    near, far, own = (H100.seconds(message(peers=peers)) for peers in ((0, 7), (0, 8), (0, 0)))
+    assert near == pytest.approx(1e9 / (450e9 * H100.reached.inside), rel=0.02)
+    assert far == pytest.approx(1e9 / (400e9 / 8 * H100.reached.outside), rel=0.02)
+    assert own < near / 10
+    ring = [message(), message("receive", (0, 8))]
+    assert H100.together(ring) == pytest.approx(far)
+    assert H100.together([message(), message()]) == pytest.approx(2 * near, rel=0.02)
+    # Each rank sends half of what it has to the other machine.
+    assert H100.seconds(collective("all-to-all", 16e9, 16, 8)) == pytest.approx(8 * far, rel=0.01)
+    step = step_of(*ring, kernel(100), order("record", 1, 7), order("wait", 1))
+    assert ([span.work.name for span in step.spans], step.only_sends) == (["send", "add"], 0.0)
+
+
+def test_attention_on_few_tokens_and_products_of_an_older_torch_are_slower():
+    short, long = (Work(0.0, "kernel", 0, "flash", 1e12, nbytes, "bf16") for nbytes in (4e9, 5e8))
+    assert H100.seconds(short) == pytest.approx(1.6 / 1.075 * H100.seconds(long), rel=0.01)
+    work, older = product(8192, 8192, 1600), costs_of("h100-80", torch="2.5.1+cu124")
+    assert H100.seconds(work) < 0.6 * older.seconds(work)
+    assert costs_of("h100-80", torch="2.11.0+cu130") == H100
+    assert costs_of("h100-96").reached == older.reached
+
+
+def test_a_kernel_is_as_long_as_its_bytes_take_unless_it_moves_numbers_to_other_places():
+    works = [Work(0.0, "kernel", 0, name, nbytes=3.35e9) for name in ("add", "clone")]
+    (add, clone), (faster, same) = ([costs.seconds(work) for work in works] for costs in (H100, costs_of("h200")))
+    assert add == pytest.approx(KERNEL_S + 1e-3 / H100.reached.memory)
+    assert (faster / add, same / clone) == pytest.approx((3.35 / 4.8, 1), rel=0.01)
 
 
 def step_of(*work, host_s=0.0, costs=H100):

@@ -42,7 +42,7 @@ def main() -> None:
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
 
     torch.manual_seed(0)
-    replicated = ddp.shard(my_model().to(device), ddp.DDPConfig(bucket_cap_mb=1.0))
+    replicated = ddp.shard(my_model().to(device), bucket_cap_mb=1.0)
     torch.manual_seed(0)
     sharded = my_model().to(device)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
     from accelerate import Accelerator
     from torch import nn
+    from torch.optim import Optimizer
 
     from gptscale.common.engines.torch_engine import TorchEngine
     from gptscale.common.settings.run import Run
@@ -37,28 +38,22 @@ class AccelerateFSDPConfig(RecipeConfig):
 
 
 def shard(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    config: AccelerateFSDPConfig,
-    block_classes: set[type[nn.Module]],
-    compute_dtype: torch.dtype,
-    **options: Any,
+    model: nn.Module, optimizer: Optimizer, block_classes: set[type[nn.Module]], dtype: torch.dtype, **options: Any
 ) -> tuple[Accelerator, nn.Module, Any]:
-    """Let Accelerate cut `model` and `optimizer`, with each of `block_classes` as a unit and Accelerator's own `options`."""
+    """Let Accelerate cut `model` and `optimizer`, with each of `block_classes` as a unit and the plugin's own `options`."""
     import torch
     from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
-        reshard_after_forward=config.reshard_after_forward,
         auto_wrap_policy="transformer_based_wrap",
         transformer_cls_names_to_wrap=[each.__name__ for each in block_classes],
-        mixed_precision_policy=MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32),
+        mixed_precision_policy=MixedPrecisionPolicy(dtype, torch.float32),
+        **options,
     )
-    accelerator = Accelerator(fsdp_plugin=plugin, **options)
-    # On CPUs, and with one process, Accelerate drops the plugin without a word and wraps in DDP or nothing. These two
-    # attributes make it take the path of the plugin.
+    accelerator = Accelerator(fsdp_plugin=plugin, cpu=next(model.parameters()).is_cpu)
+    # On CPUs, and with one process, Accelerate would drop the plugin without a word, and wrap in DDP or nothing.
     accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
     return accelerator, *accelerator.prepare(model, optimizer)
 
@@ -74,8 +69,8 @@ def build(run: Run, config: AccelerateFSDPConfig) -> TorchEngine:
 
     model = materialise(meta_gpt(run), run, run.world.device)
     unsharded = make_torch_optimizer(model, run.config)
-    dtype, on_cpu = DTYPES[run.config.precision], run.world.device.type == "cpu"
-    accelerator, sharded, optimizer = shard(model, unsharded, config, {model.block}, dtype, cpu=on_cpu)
+    dtype, options = DTYPES[run.config.precision], {"reshard_after_forward": config.reshard_after_forward}
+    accelerator, sharded, optimizer = shard(model, unsharded, {model.block}, dtype, **options)
     parameters = dict(sharded.named_parameters())
     stepper = LibraryOptimizer(
         optimizer,

@@ -38,17 +38,17 @@ class DDPConfig(RecipeConfig):
         check_range(self.bucket_cap_mb, 0.01, 10_000, "bucket_cap_mb")
 
 
-def shard(model: nn.Module, config: DDPConfig) -> DistributedDataParallel:
+def shard(model: nn.Module, bucket_cap_mb: float = 25.0, static_graph: bool = False) -> DistributedDataParallel:
     """Return a replica of `model` whose backward averages gradients over the default process group."""
     from torch.nn.parallel import DistributedDataParallel
 
     return DistributedDataParallel(
         model,
-        bucket_cap_mb=config.bucket_cap_mb,
+        bucket_cap_mb=bucket_cap_mb,
         # The GPT has no buffers; the vision models average their batch norms' statistics before they are used.
         broadcast_buffers=False,
         gradient_as_bucket_view=True,
-        static_graph=config.static_graph,
+        static_graph=static_graph,
     )
 
 
@@ -61,7 +61,7 @@ def build(run: Run, config: DDPConfig) -> TorchEngine:
     from gptscale.common.optim.fused import FusedOptimizer
 
     model = materialise(meta_gpt(run), run, run.world.device)
-    replica = shard(model, config)
+    replica = shard(model, config.bucket_cap_mb, config.static_graph)
 
     def set_grad_sync(on: bool) -> None:
         # The context manager `no_sync` sets this, too. Contexts would be nested.

@@ -74,25 +74,21 @@ class FSDPConfig(RecipeConfig):
 def shard(
     model: nn.Module, block_class: type[nn.Module], config: FSDPConfig, mesh: DeviceMesh, compute_dtype: torch.dtype
 ) -> FSDPModule:
-    """Cut each `block_class` in `model`, then what remains, over `mesh`.
-
-    A 2-D mesh replicates over its first axis (HSDP).
-    """
+    """Cut each `block_class` in `model`, then what remains, over `mesh`: a 2-D one replicates over its first axis (HSDP)."""
     import torch
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if config.cpu_offload else OffloadPolicy()
-    precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
-    policy: dict[str, Any] = {"mesh": mesh, "mp_policy": precision, "offload_policy": offload}
+    policy: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(compute_dtype, torch.float32)}
+    if config.cpu_offload:
+        policy["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     blocks: list[Any] = [module for module in model.modules() if isinstance(module, block_class)]
     for block in blocks:
         fully_shard(block, reshard_after_forward=config.reshard_after_forward, **policy)
-    # Backward needs the root's tables and last norm again at once: resharding them would only gather them twice.
-    root = fully_shard(model, reshard_after_forward=False, **policy)
     for i, block in enumerate(blocks):
         block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + config.prefetch])
         block.set_modules_to_backward_prefetch(blocks[max(0, i - config.prefetch) : i][::-1])
-    return root
+    # Backward needs the root's tables and last norm again at once: resharding them would only gather them twice.
+    return fully_shard(model, reshard_after_forward=False, **policy)
 
 
 def build(run: Run, config: FSDPConfig) -> TorchEngine:

@@ -116,7 +116,7 @@ def build(run: Run, config: HandoutConfig) -> TorchEngine:
     stepper = PlainOptimizer(model, run)
     if run.world.world_size == 1:
         return TorchEngine(run, model, stepper)
-    replica = ddp.shard(model, ddp.DDPConfig())
+    replica = ddp.shard(model)
 
     def set_grad_sync(on: bool) -> None:
         replica.require_backward_grad_sync = on

@@ -87,9 +87,8 @@ def shard(part: nn.Module, block_class: type[nn.Module], mesh: DeviceMesh, compu
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     policy: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(compute_dtype, torch.float32)}
-    for module in list(part.modules()):
-        if isinstance(module, block_class):
-            fully_shard(module, **policy)
+    for block in [module for module in part.modules() if isinstance(module, block_class)]:
+        fully_shard(block, **policy)
     return fully_shard(part, reshard_after_forward=False, **policy)
 
 

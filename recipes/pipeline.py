@@ -95,8 +95,7 @@ def shard(
     for index, part in parts.items():
         inputs, outputs = shapes(index)
         # The group by its name: since 2.14 torch takes the shapes of gradients before it.
-        stage = stage_type(part, index, n_stages, device, (inputs,), (outputs,), group=mesh.get_group())
-        stages.append(stage)
+        stages.append(stage_type(part, index, n_stages, device, (inputs,), (outputs,), group=mesh.get_group()))
     kind: Any = get_schedule_class(schedule)
     multi = issubclass(kind, PipelineScheduleMulti)
     return stages, kind(stages if multi else stages[0], n_microbatches, loss_fn=loss_fn, scale_grads=False)

@@ -15,7 +15,6 @@ Source                 Shoeybi et al. 2019 (arXiv 1909.08053); sequence parallel
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,16 +49,11 @@ class TensorParallelConfig(RecipeConfig):
             check_async_tp(run)
 
 
-def shard(model: nn.Module, plan: Mapping[str, ParallelStyle], mesh: DeviceMesh) -> nn.Module:
-    """Cut the modules that `plan` names over the 1-D `mesh`.
-
-    On the meta device nothing is copied or sent.
-    """
+def shard(model: nn.Module, plan: dict[str, ParallelStyle], mesh: DeviceMesh) -> nn.Module:
+    """Cut the modules that `plan` names over the 1-D `mesh`: on the meta device nothing is copied or sent."""
     from torch.distributed.tensor.parallel import parallelize_module
 
-    present = {name for name, _ in model.named_modules()}
-    top = {name.split(".")[0] for name in present}
-    return parallelize_module(model, mesh, {name: style for name, style in plan.items() if name.split(".")[0] in top})
+    return parallelize_module(model, mesh, plan)
 
 
 def plan_of(config: ModelConfig) -> dict[str, ParallelStyle]:
@@ -93,7 +87,9 @@ def apply_tp(model: nn.Module, gpt: ModelConfig, mesh: DeviceMesh) -> None:
     """Cut the model by its plan, and give it a loss that never sees a whole row of logits."""
     from gptscale.common.engines.tensor_parallel import VocabParallelCrossEntropy
 
-    shard(model, plan_of(gpt), mesh)
+    # A stage of a pipeline has some of them.
+    own = dict(model.named_children())
+    shard(model, {name: style for name, style in plan_of(gpt).items() if name.split(".")[0] in own}, mesh)
     if getattr(model, "loss", None) is not None:
         model.loss = VocabParallelCrossEntropy(gpt.vocab_size, mesh)
 

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 from gptscale.common.engines.zero.options import DeepSpeedConfig
 
 if TYPE_CHECKING:
+    import deepspeed
     import torch
-    from deepspeed import DeepSpeedEngine
     from torch import nn
 
     from gptscale.common.engines.torch_engine import TorchEngine
@@ -63,10 +63,11 @@ def ds_config(config: ZeroConfig, n_params: int, largest_weight: int, world_size
         path = {"nvme_path": str(config.nvme_path)} if config.offload == "nvme" else {}
         zero["offload_optimizer"] = {"device": config.offload, "pin_memory": pins, **path}
         if config.stage == 3:
+            zero["offload_param"] = dict(zero["offload_optimizer"])
+        if config.offload == "nvme":
             # max_in_cpu 0: no weight stays in memory only because there is room.
             buffers = {"buffer_size": max(2**20, largest_weight // world_size + 1), "buffer_count": 8}
-            zero["offload_param"] = {**zero["offload_optimizer"], "max_in_cpu": 0, **buffers}
-        if config.offload == "nvme":
+            zero["offload_param"] |= {"max_in_cpu": 0, **buffers}
             # Free each weight after its use: otherwise a model runs out of those buffers.
             zero["stage3_max_reuse_distance"] = 0
             # Read ahead only a part of a model, or DeepSpeed reads a weight that is still in a buffer, and ends (issue 4072).
@@ -78,11 +79,10 @@ def ds_config(config: ZeroConfig, n_params: int, largest_weight: int, world_size
         # It lets plain SGD in, for parity of weights.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "steps_per_print": 2**31 - 1,
     }
 
 
-def shard(model: nn.Module, optimizer: torch.optim.Optimizer, json: dict[str, Any]) -> DeepSpeedEngine:
+def shard(model: nn.Module, optimizer: torch.optim.Optimizer, json: dict[str, Any]) -> deepspeed.DeepSpeedEngine:
     """Let DeepSpeed cut `model` and `optimizer`, where a model for stage 3 was built under `deepspeed.zero.Init`."""
     import deepspeed
 

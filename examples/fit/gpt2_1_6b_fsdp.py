@@ -17,10 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import GPT2Config, GPT2LMHeadModel
 
 CONFIG = {
@@ -55,51 +55,43 @@ FSDPConfig = argparse.Namespace
 def shard(
     model: nn.Module, block_class: type[nn.Module], config: FSDPConfig, mesh: DeviceMesh, compute_dtype: torch.dtype
 ) -> FSDPModule:
-    """Cut each `block_class` in `model`, then what remains, over `mesh`.
-
-    A 2-D mesh replicates over its first axis (HSDP).
-    """
-    import torch
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-
-    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if config.cpu_offload else OffloadPolicy()
-    precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
-    policy: dict[str, Any] = {"mesh": mesh, "mp_policy": precision, "offload_policy": offload}
+    """Cut each `block_class` in `model`, then what remains, over `mesh`: a 2-D one replicates over its first axis (HSDP)."""
+    policy: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(compute_dtype, torch.float32)}
+    if config.cpu_offload:
+        policy["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     blocks: list[Any] = [module for module in model.modules() if isinstance(module, block_class)]
     for block in blocks:
         fully_shard(block, reshard_after_forward=config.reshard_after_forward, **policy)
-    # Backward needs the root's tables and last norm again at once: resharding them would only gather them twice.
-    root = fully_shard(model, reshard_after_forward=False, **policy)
     for i, block in enumerate(blocks):
         block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + config.prefetch])
         block.set_modules_to_backward_prefetch(blocks[max(0, i - config.prefetch) : i][::-1])
-    return root
+    # Backward needs the root's tables and last norm again at once: resharding them would only gather them twice.
+    return fully_shard(model, reshard_after_forward=False, **policy)
 
 
-def loss_of(model: torch.nn.Module, o: argparse.Namespace, step: int, number: int) -> torch.Tensor:
+def loss_of(model: nn.Module, o: argparse.Namespace, step: int, number: int) -> Tensor:
     """Return the mean loss of a micro-batch of the global batch. It is the same on whichever rank, with its dropout."""
     torch.manual_seed((o.seed * 1_000_003 + step) * 65_537 + number)
     inputs = {name: value.to(DEVICE) for name, value in batch(o.micro_batch_size).items()}
     return model(**inputs).loss
 
 
-def whole(o: argparse.Namespace) -> torch.nn.Module:
+def whole(o: argparse.Namespace) -> nn.Module:
     """Build the model on the host, the same on all ranks, with two blocks of each list for a check."""
     torch.manual_seed(o.seed)
     model = build().train()
     for module in model.modules() if o.check else []:
-        if isinstance(module, torch.nn.ModuleList) and len(module) and type(module[0]).__name__ in BLOCK:
+        if isinstance(module, nn.ModuleList) and len(module) and type(module[0]).__name__ in BLOCK:
             del module[2:]
     return model
 
 
-def split(model: torch.nn.Module, o: argparse.Namespace) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def split(model: nn.Module, o: argparse.Namespace) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Cut a model over the devices, and make its optimizer: matrices decay, norms and biases do not."""
     dtype = torch.bfloat16 if o.precision == "bf16" else torch.float32
-    block_class = next(type(m) for m in model.modules() if type(m).__name__ in BLOCK)
     mesh = init_device_mesh(DEVICE.type, (WORLD,))
     config = FSDPConfig(reshard_after_forward=True, prefetch=1, cpu_offload=False)
-    shard(model, block_class, config, mesh, dtype)
+    shard(model, next(type(m) for m in model.modules() if type(m).__name__ in BLOCK), config, mesh, dtype)
     trained = [p for p in model.parameters() if p.requires_grad]
     groups: list[Any] = [{"params": [p for p in trained if p.dim() > 1], "weight_decay": o.weight_decay}]
     groups += [{"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0}]
@@ -107,7 +99,7 @@ def split(model: torch.nn.Module, o: argparse.Namespace) -> tuple[torch.nn.Modul
     return model, optimizer
 
 
-def gradients(model: torch.nn.Module, o: argparse.Namespace, step: int) -> float:
+def gradients(model: nn.Module, o: argparse.Namespace, step: int) -> float:
     """Leave the gradients of a step for the optimizer, and return the mean loss of the global batch."""
     total, count = torch.zeros((), device=DEVICE), o.global_batch_size // (o.micro_batch_size * WORLD)
     for micro in range(count):
@@ -121,7 +113,7 @@ def gradients(model: torch.nn.Module, o: argparse.Namespace, step: int) -> float
 def train(o: argparse.Namespace) -> None:
     """Train to the last step, from the newest checkpoint if there is one, with a line for each step."""
     model, optimizer = split(whole(o), o)
-    saved = [int(f.name) for f in Path(o.save).glob("[0-9]*") if f.name.isdecimal()] if o.save else []
+    saved = [int(file.parent.name) for file in Path(o.save).glob("*/.metadata")] if o.save else []
     if first := max(saved, default=0):
         state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
         dcp.load(state, checkpoint_id=f"{o.save}/{first}")
@@ -135,17 +127,14 @@ def train(o: argparse.Namespace) -> None:
         for group in optimizer.param_groups:
             group["lr"] = rate
         loss = gradients(model, o, step)
-        norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), o.clip).full_tensor())
+        norm = float(nn.utils.clip_grad_norm_(model.parameters(), o.clip).full_tensor())
         optimizer.step()
         optimizer.zero_grad()
         for log in logs:
             print(f"{step + 1},{loss:.7g},{norm:.7g},{rate:.5g},{time.perf_counter() - began:.4f}", file=log, flush=True)
         if o.save and ((step + 1) % o.save_every == 0 or step + 1 == o.steps):
             state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-            dcp.save(state, checkpoint_id=f"{o.save}/{step + 1}.part")
-            if RANK == 0:
-                os.rename(f"{o.save}/{step + 1}.part", f"{o.save}/{step + 1}")
-            dist.barrier()
+            dcp.save(state, checkpoint_id=f"{o.save}/{step + 1}")
 
 
 def check(o: argparse.Namespace) -> None:
@@ -155,10 +144,9 @@ def check(o: argparse.Namespace) -> None:
     gradients(model, o, 0)
     for number in range(2 * WORLD):
         (loss_of(true, o, 0, number) / (2 * WORLD)).backward()
-    both = zip(model.parameters(), true.parameters(), strict=True)
-    pairs = [(p.grad.full_tensor(), q.grad) for p, q in both if q.grad is not None]
-    floor = max(grad.abs().max() for _, grad in pairs) / 100
-    worst = max(float((own - grad).abs().max() / (grad.abs().max() + floor)) for own, grad in pairs)
+    pairs = [(p, q.grad) for p, q in zip(model.parameters(), true.parameters(), strict=True) if q.grad is not None]
+    floor = max(g.abs().max() for _, g in pairs) / 100
+    worst = max(float((p.grad.full_tensor() - g).abs().max() / (g.abs().max() + floor)) for p, g in pairs)
     print(f"rank {RANK}: {'right' if worst <= 1e-5 else 'WRONG'}, gradients deviate by at most {worst:.1e}")
     sys.exit(worst > 1e-5)
 
@@ -172,9 +160,8 @@ if __name__ == "__main__":
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help=f"default: {value!r}")
     o = parser.parse_args()
     if o.check and WORLD == 1:
-        os.environ |= {"CUDA_VISIBLE_DEVICES": ""}
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        os.execv(sys.executable, [*launch, *sys.argv])
+        os.execve(sys.executable, [*launch, *sys.argv], os.environ | {"CUDA_VISIBLE_DEVICES": ""})
     if o.global_batch_size % (o.micro_batch_size * WORLD):
         parser.error(f"{o.global_batch_size} samples are no multiple of {WORLD} x {o.micro_batch_size}")
     if DEVICE.type == "cuda":

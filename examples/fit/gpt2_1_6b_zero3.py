@@ -17,9 +17,7 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed import DeepSpeedEngine
-from deepspeed.utils import safe_get_full_grad
-from torch import nn
+from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 CONFIG = {
@@ -50,31 +48,29 @@ DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cud
 BLOCK = ["GPT2Block"]
 
 
-def shard(model: nn.Module, optimizer: torch.optim.Optimizer, json: dict[str, Any]) -> DeepSpeedEngine:
+def shard(model: nn.Module, optimizer: torch.optim.Optimizer, json: dict[str, Any]) -> deepspeed.DeepSpeedEngine:
     """Let DeepSpeed cut `model` and `optimizer`, where a model for stage 3 was built under `deepspeed.zero.Init`."""
-    import deepspeed
-
     return deepspeed.initialize(model=model, optimizer=optimizer, config=json, dist_init_required=False)[0]
 
 
-def loss_of(model: torch.nn.Module, o: argparse.Namespace, step: int, number: int) -> torch.Tensor:
+def loss_of(model: nn.Module, o: argparse.Namespace, step: int, number: int) -> Tensor:
     """Return the mean loss of a micro-batch of the global batch. It is the same on whichever rank, with its dropout."""
     torch.manual_seed((o.seed * 1_000_003 + step) * 65_537 + number)
     inputs = {name: value.to(DEVICE) for name, value in batch(o.micro_batch_size).items()}
     return model(**inputs).loss
 
 
-def whole(o: argparse.Namespace) -> torch.nn.Module:
+def whole(o: argparse.Namespace) -> nn.Module:
     """Build the model on the host, the same on all ranks, with two blocks of each list for a check."""
     torch.manual_seed(o.seed)
     model = build().train()
     for module in model.modules() if o.check else []:
-        if isinstance(module, torch.nn.ModuleList) and len(module) and type(module[0]).__name__ in BLOCK:
+        if isinstance(module, nn.ModuleList) and len(module) and type(module[0]).__name__ in BLOCK:
             del module[2:]
     return model
 
 
-def split(model: torch.nn.Module, o: argparse.Namespace) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def split(model: nn.Module, o: argparse.Namespace) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Cut a model over the devices, and make its optimizer: matrices decay, norms and biases do not."""
     json: dict[str, Any] = {
         "train_batch_size": o.global_batch_size,
@@ -86,7 +82,6 @@ def split(model: torch.nn.Module, o: argparse.Namespace) -> tuple[torch.nn.Modul
         "zero_optimization": {"stage": 3, "reduce_bucket_size": 50000000},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "steps_per_print": 2147483647,
     }
     model.to(torch.bfloat16 if o.precision == "bf16" else torch.float32)
     for buffer in model.buffers():
@@ -99,7 +94,7 @@ def split(model: torch.nn.Module, o: argparse.Namespace) -> tuple[torch.nn.Modul
     return shard(model, optimizer, json), optimizer
 
 
-def gradients(model: torch.nn.Module, o: argparse.Namespace, step: int) -> float:
+def gradients(model: nn.Module, o: argparse.Namespace, step: int) -> float:
     """Leave the gradients of a step for the optimizer, and return the mean loss of the global batch."""
     total, count = torch.zeros((), device=DEVICE), o.global_batch_size // (o.micro_batch_size * WORLD)
     for micro in range(count):
@@ -115,7 +110,7 @@ def gradients(model: torch.nn.Module, o: argparse.Namespace, step: int) -> float
 def train(o: argparse.Namespace) -> None:
     """Train to the last step, from the newest checkpoint if there is one, with a line for each step."""
     model, optimizer = split(whole(o), o)
-    saved = [int(f.name) for f in Path(o.save).glob("[0-9]*") if f.name.isdecimal()] if o.save else []
+    saved = [int(folder.name) for folder in Path(o.save).glob("[0-9]*") if folder.name.isdecimal()] if o.save else []
     if first := max(saved, default=0):
         model.load_checkpoint(o.save, tag=str(first))
     logs = [sys.stdout, *([open(o.csv, "a")] if o.csv else [])] if RANK == 0 else []
@@ -135,7 +130,6 @@ def train(o: argparse.Namespace) -> None:
             model.save_checkpoint(o.save, tag=f"{step + 1}.part", save_latest=False)
             if RANK == 0:
                 os.rename(f"{o.save}/{step + 1}.part", f"{o.save}/{step + 1}")
-            dist.barrier()
 
 
 def check(o: argparse.Namespace) -> None:
@@ -145,10 +139,9 @@ def check(o: argparse.Namespace) -> None:
     gradients(model, o, 0)
     for number in range(2 * WORLD):
         (loss_of(true, o, 0, number) / (2 * WORLD)).backward()
-    both = zip(model.module.parameters(), true.parameters(), strict=True)
-    pairs = [(safe_get_full_grad(p), q.grad) for p, q in both if q.grad is not None]
-    floor = max(grad.abs().max() for _, grad in pairs) / 100
-    worst = max(float((own - grad).abs().max() / (grad.abs().max() + floor)) for own, grad in pairs)
+    pairs = [(p, q.grad) for p, q in zip(model.module.parameters(), true.parameters(), strict=True) if q.grad is not None]
+    floor = max(g.abs().max() for _, g in pairs) / 100
+    worst = max(float((deepspeed.utils.safe_get_full_grad(p) - g).abs().max() / (g.abs().max() + floor)) for p, g in pairs)
     print(f"rank {RANK}: {'right' if worst <= 1e-5 else 'WRONG'}, gradients deviate by at most {worst:.1e}")
     sys.exit(worst > 1e-5)
 
@@ -162,15 +155,13 @@ if __name__ == "__main__":
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help=f"default: {value!r}")
     o = parser.parse_args()
     if o.check and WORLD == 1:
-        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        os.execv(sys.executable, [*launch, *sys.argv])
+        os.execve(sys.executable, [*launch, *sys.argv], os.environ | {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"})
     if o.global_batch_size % (o.micro_batch_size * WORLD):
         parser.error(f"{o.global_batch_size} samples are no multiple of {WORLD} x {o.micro_batch_size}")
     if DEVICE.type == "cuda":
         torch.cuda.set_device(DEVICE)
-    # Or it compiles, on a CPU, an operator that only inference uses.
-    deepspeed.ops.__compatible_ops__ = {}
+    deepspeed.ops.__compatible_ops__ = {}  # or it compiles, on a CPU, an operator that only inference uses
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     (check if o.check else train)(o)
     dist.destroy_process_group()

@@ -11,19 +11,17 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from transformers import LlamaConfig, LlamaForCausalLM
 
 CONFIG = {
@@ -66,93 +64,61 @@ BLOCK = ["LlamaDecoderLayer"]
 TP = min(2, max(2, WORLD // 2))
 DATA_RANKS, DATA_RANK = WORLD // TP, RANK // TP
 PLAN = {
-    "model.layers.*.self_attn.q_proj": "colwise",
-    "model.layers.*.self_attn.k_proj": "colwise",
-    "model.layers.*.self_attn.v_proj": "colwise",
-    "model.layers.*.self_attn.o_proj": "rowwise",
-    "model.layers.*.mlp.gate_proj": "colwise",
-    "model.layers.*.mlp.up_proj": "colwise",
-    "model.layers.*.mlp.down_proj": "rowwise",
-}
-STYLES = {
-    "colwise": ColwiseParallel(),
-    "rowwise": RowwiseParallel(),
-    "embedding_rowwise": RowwiseParallel(input_layouts=Replicate()),
-    "colwise_gather_output": ColwiseParallel(output_layouts=Replicate()),
-    "replicated_with_grad_allreduce": SequenceParallel(sequence_dim=2, use_local_output=True),
+    "model.layers.*.self_attn.q_proj": ColwiseParallel(),
+    "model.layers.*.self_attn.k_proj": ColwiseParallel(),
+    "model.layers.*.self_attn.v_proj": ColwiseParallel(),
+    "model.layers.*.self_attn.o_proj": RowwiseParallel(),
+    "model.layers.*.mlp.gate_proj": ColwiseParallel(),
+    "model.layers.*.mlp.up_proj": ColwiseParallel(),
+    "model.layers.*.mlp.down_proj": RowwiseParallel(),
 }
 
 
-def full(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all of a tensor, of which this process may hold a part."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def norm_of(grads: list[torch.Tensor]) -> torch.Tensor:
-    """Return the norm of gradients that may be cut over several meshes."""
-    meshes = dict.fromkeys(getattr(grad, "device_mesh", None) for grad in grads)
-    alike = [[grad for grad in grads if getattr(grad, "device_mesh", None) == mesh] for mesh in meshes]
-    return torch.linalg.vector_norm(torch.stack([full(torch.nn.utils.get_total_norm(each)) for each in alike]))
-
-
-def shard(model: nn.Module, plan: Mapping[str, ParallelStyle], mesh: DeviceMesh) -> nn.Module:
-    """Cut the modules that `plan` names over the 1-D `mesh`.
-
-    On the meta device nothing is copied or sent.
-    """
-    from torch.distributed.tensor.parallel import parallelize_module
-
-    present = {name for name, _ in model.named_modules()}
-    top = {name.split(".")[0] for name in present}
-    return parallelize_module(model, mesh, {name: style for name, style in plan.items() if name.split(".")[0] in top})
+def shard(model: nn.Module, plan: dict[str, ParallelStyle], mesh: DeviceMesh) -> nn.Module:
+    """Cut the modules that `plan` names over the 1-D `mesh`: on the meta device nothing is copied or sent."""
+    return parallelize_module(model, mesh, plan)
 
 
 def shard_data(part: nn.Module, block_class: type[nn.Module], mesh: DeviceMesh, compute_dtype: torch.dtype) -> FSDPModule:
     """Cut each block of a stage, then what remains, over `mesh`: 1-D for FSDP, 2-D of replicas x 1 for DDP."""
-    import torch
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
     policy: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(compute_dtype, torch.float32)}
-    for module in list(part.modules()):
-        if isinstance(module, block_class):
-            fully_shard(module, **policy)
+    for block in [module for module in part.modules() if isinstance(module, block_class)]:
+        fully_shard(block, **policy)
     return fully_shard(part, reshard_after_forward=False, **policy)
 
 
-def loss_of(model: torch.nn.Module, o: argparse.Namespace, step: int, number: int) -> torch.Tensor:
+def loss_of(model: nn.Module, o: argparse.Namespace, step: int, number: int) -> Tensor:
     """Return the mean loss of a micro-batch of the global batch. It is the same on whichever rank, with its dropout."""
     torch.manual_seed((o.seed * 1_000_003 + step) * 65_537 + number)
     inputs = {name: value.to(DEVICE) for name, value in batch(o.micro_batch_size).items()}
     return model(**inputs).loss
 
 
-def whole(o: argparse.Namespace) -> torch.nn.Module:
+def whole(o: argparse.Namespace) -> nn.Module:
     """Build the model on the host, the same on all ranks, with two blocks of each list for a check."""
     torch.manual_seed(o.seed)
     model = build().train()
     for module in model.modules() if o.check else []:
-        if isinstance(module, torch.nn.ModuleList) and len(module) and type(module[0]).__name__ in BLOCK:
+        if isinstance(module, nn.ModuleList) and len(module) and type(module[0]).__name__ in BLOCK:
             del module[2:]
     return model
 
 
-def split(model: torch.nn.Module, o: argparse.Namespace) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def split(model: nn.Module, o: argparse.Namespace) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Cut a model over the devices, and make its optimizer: matrices decay, norms and biases do not."""
     mesh = init_device_mesh(DEVICE.type, (DATA_RANKS, TP), mesh_dim_names=("data", "tensor"))
-    shard(model, {name: STYLES[style] for name, style in PLAN.items()}, mesh["tensor"]).to(DEVICE)
+    shard(model, PLAN, mesh["tensor"]).to(DEVICE)
     dtype = torch.bfloat16 if o.precision == "bf16" else torch.float32
     shard_data(model, next(type(m) for m in model.modules() if type(m).__name__ in BLOCK), mesh["data"], dtype)
-    groups: list[Any] = []
-    trained = [p for p in model.parameters() if p.requires_grad]
-    for own in {getattr(p, "device_mesh", None) for p in trained}:
-        of_mesh = [p for p in trained if getattr(p, "device_mesh", None) == own]
-        groups += [{"params": [p for p in of_mesh if p.dim() > 1], "weight_decay": o.weight_decay}]
-        groups += [{"params": [p for p in of_mesh if p.dim() < 2], "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=o.lr, betas=(0.9, 0.95), fused=True)
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for p in (p for p in model.parameters() if p.requires_grad):
+        groups.setdefault((p.dim() > 1, getattr(p, "device_mesh", None)), []).append(p)
+    alike = [{"params": group, "weight_decay": o.weight_decay * decays} for (decays, _), group in groups.items()]
+    optimizer = torch.optim.AdamW(alike, lr=o.lr, betas=(0.9, 0.95), fused=True)
     return model, optimizer
 
 
-def gradients(model: torch.nn.Module, o: argparse.Namespace, step: int) -> float:
+def gradients(model: nn.Module, o: argparse.Namespace, step: int) -> float:
     """Leave the gradients of a step for the optimizer, and return the mean loss of the global batch."""
     total, count = torch.zeros((), device=DEVICE), o.global_batch_size // (o.micro_batch_size * DATA_RANKS)
     for micro in range(count):
@@ -166,7 +132,7 @@ def gradients(model: torch.nn.Module, o: argparse.Namespace, step: int) -> float
 def train(o: argparse.Namespace) -> None:
     """Train to the last step, from the newest checkpoint if there is one, with a line for each step."""
     model, optimizer = split(whole(o), o)
-    saved = [int(f.name) for f in Path(o.save).glob("[0-9]*") if f.name.isdecimal()] if o.save else []
+    saved = [int(file.parent.name) for file in Path(o.save).glob("*/.metadata")] if o.save else []
     if first := max(saved, default=0):
         state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
         dcp.load(state, checkpoint_id=f"{o.save}/{first}")
@@ -180,18 +146,16 @@ def train(o: argparse.Namespace) -> None:
         for group in optimizer.param_groups:
             group["lr"] = rate
         loss = gradients(model, o, step)
-        norm = norm_of([p.grad for p in model.parameters() if p.grad is not None])
-        torch.nn.utils.clip_grads_with_norm_(model.parameters(), o.clip, norm, foreach=False)
+        grads = [[p.grad for p in group["params"] if p.grad is not None] for group in optimizer.param_groups]
+        norm = torch.linalg.vector_norm(torch.stack([nn.utils.get_total_norm(each).full_tensor() for each in grads if each]))
+        nn.utils.clip_grads_with_norm_(model.parameters(), o.clip, norm, foreach=False)
         optimizer.step()
         optimizer.zero_grad()
         for log in logs:
             print(f"{step + 1},{loss:.7g},{norm:.7g},{rate:.5g},{time.perf_counter() - began:.4f}", file=log, flush=True)
         if o.save and ((step + 1) % o.save_every == 0 or step + 1 == o.steps):
             state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-            dcp.save(state, checkpoint_id=f"{o.save}/{step + 1}.part")
-            if RANK == 0:
-                os.rename(f"{o.save}/{step + 1}.part", f"{o.save}/{step + 1}")
-            dist.barrier()
+            dcp.save(state, checkpoint_id=f"{o.save}/{step + 1}")
 
 
 def check(o: argparse.Namespace) -> None:
@@ -201,10 +165,9 @@ def check(o: argparse.Namespace) -> None:
     gradients(model, o, 0)
     for number in range(2 * DATA_RANKS):
         (loss_of(true, o, 0, number) / (2 * DATA_RANKS)).backward()
-    both = zip(model.parameters(), true.parameters(), strict=True)
-    pairs = [(full(p.grad), q.grad) for p, q in both if q.grad is not None]
-    floor = max(grad.abs().max() for _, grad in pairs) / 100
-    worst = max(float((own - grad).abs().max() / (grad.abs().max() + floor)) for own, grad in pairs)
+    pairs = [(p, q.grad) for p, q in zip(model.parameters(), true.parameters(), strict=True) if q.grad is not None]
+    floor = max(g.abs().max() for _, g in pairs) / 100
+    worst = max(float((p.grad.full_tensor() - g).abs().max() / (g.abs().max() + floor)) for p, g in pairs)
     print(f"rank {RANK}: {'right' if worst <= 1e-5 else 'WRONG'}, gradients deviate by at most {worst:.1e}")
     sys.exit(worst > 1e-5)
 
@@ -218,9 +181,8 @@ if __name__ == "__main__":
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help=f"default: {value!r}")
     o = parser.parse_args()
     if o.check and WORLD == 1:
-        os.environ |= {"CUDA_VISIBLE_DEVICES": ""}
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-        os.execv(sys.executable, [*launch, *sys.argv])
+        os.execve(sys.executable, [*launch, *sys.argv], os.environ | {"CUDA_VISIBLE_DEVICES": ""})
     if o.global_batch_size % (o.micro_batch_size * DATA_RANKS):
         parser.error(f"{o.global_batch_size} samples are no multiple of {DATA_RANKS} x {o.micro_batch_size}")
     if DEVICE.type == "cuda":

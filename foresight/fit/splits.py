@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gptscale.foresight.fit.python_text import Words, as_python
 from gptscale.foresight.fit.template import MICROS
 
 # What most splits have in the places of the template.
 STATE = 'state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))\n'
+PAIRS = "zip(model.parameters(), true.parameters(), strict=True) if q.grad is not None]"
+ADAMW = "lr=o.lr, betas=(0.9, 0.95), fused=True)"
 SHARED = {
     "DATA_RANKS": "WORLD",
     "DATA_RANK": "RANK",
@@ -20,7 +21,8 @@ SHARED = {
     "groups": (
         "trained = [p for p in model.parameters() if p.requires_grad]\n"
         'groups: list[Any] = [{"params": [p for p in trained if p.dim() > 1], "weight_decay": o.weight_decay}]\n'
-        'groups += [{"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0}]'
+        'groups += [{"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0}]\n'
+        f'optimizer = torch.optim.AdamW([group for group in groups if group["params"]], {ADAMW}'
     ),
     "after": "return model, optimizer",
     "train": "train()",
@@ -29,26 +31,27 @@ SHARED = {
     "backward": "(loss / count).backward()",
     "mean": "dist.all_reduce(total)\nreturn float(total) / WORLD",
     "step": (
-        "norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), o.clip).full_tensor())\n"
+        "norm = float(nn.utils.clip_grad_norm_(model.parameters(), o.clip).full_tensor())\n"
         "optimizer.step()\n"
         "optimizer.zero_grad()"
     ),
-    "save": f'{STATE}dcp.save(state, checkpoint_id=f"{{o.save}}/{{step + 1}}.part")',
+    # torch writes it when all else of a checkpoint is written.
+    "saved": 'int(file.parent.name) for file in Path(o.save).glob("*/.metadata")',
+    "save": f'{STATE}dcp.save(state, checkpoint_id=f"{{o.save}}/{{step + 1}}")',
     "load": (
         f'{STATE}dcp.load(state, checkpoint_id=f"{{o.save}}/{{first}}")\n'
         'set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])'
     ),
-    "barrier": "dist.barrier()",
     "end": "dist.destroy_process_group()",
-    "both": "both = zip(model.parameters(), true.parameters(), strict=True)",
+    "pairs": f"pairs = [(p, q.grad) for p, q in {PAIRS}",
     "gradient": "p.grad.full_tensor()",
     "check_ranks": "2",
     "check_env": "",
 }
 WHOLE = {"gradient": "p.grad", "step": SHARED["step"].replace(".full_tensor()", "")}
-SINGLE = {"mean": "return float(total)", "barrier": "", "before": "model.to(DEVICE)", **WHOLE}
+SINGLE = {"mean": "return float(total)", "before": "model.to(DEVICE)", **WHOLE}
 DDP = {
-    "before": "model = shard(model.to(DEVICE), DDPConfig({config}))",
+    "before": "model = shard(model.to(DEVICE), {config})",
     "sync": "model.require_backward_grad_sync = micro == count - 1",
     **WHOLE,
 }
@@ -56,32 +59,32 @@ DTYPE = 'dtype = torch.bfloat16 if o.precision == "bf16" else torch.float32\n'
 BLOCK_CLASS = "next(type(m) for m in model.modules() if type(m).__name__ in BLOCK)"
 BLOCK_CLASSES = "{type(m) for m in model.modules() if type(m).__name__ in BLOCK}"
 FSDP_SPLIT = f"""\
-{DTYPE}block_class = {BLOCK_CLASS}
-mesh = init_device_mesh(DEVICE.type, {{mesh}})
+{DTYPE}mesh = init_device_mesh(DEVICE.type, {{mesh}})
 config = FSDPConfig({{config}})
-shard(model, block_class, config, mesh, dtype)"""
+shard(model, {BLOCK_CLASS}, config, mesh, dtype)"""
 ACCELERATE = {
     "before": "model.to(DEVICE)",
     "after": (
-        f"{DTYPE}block_classes = {BLOCK_CLASSES}\n"
-        "config = AccelerateFSDPConfig({config})\n"
-        '_, model, prepared = shard(model, optimizer, config, block_classes, dtype, cpu=DEVICE.type == "cpu")\n'
-        "return model, prepared.optimizer"
+        f"{DTYPE}_, model, prepared = shard(model, optimizer, {BLOCK_CLASSES}, dtype)\nreturn model, prepared.optimizer"
     ),
 }
 ZERO = {
     "after": "return shard(model, optimizer, json), optimizer",
     "begin": (
-        "# Or it compiles, on a CPU, an operator that only inference uses.\n"
-        "deepspeed.ops.__compatible_ops__ = {}\n"
+        "deepspeed.ops.__compatible_ops__ = {}  # or it compiles, on a CPU, an operator that only inference uses\n"
         "deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)"
     ),
     "backward": "model.backward(loss)\nif micro < count - 1:\n    model.step()",
     "step": "model.step()\nnorm = float(model.get_global_grad_norm() or 0.0)",
-    "save": 'model.save_checkpoint(o.save, tag=f"{step + 1}.part", save_latest=False)',
+    "saved": 'int(folder.name) for folder in Path(o.save).glob("[0-9]*") if folder.name.isdecimal()',
+    "save": (
+        'model.save_checkpoint(o.save, tag=f"{step + 1}.part", save_latest=False)\n'
+        "if RANK == 0:\n"
+        '    os.rename(f"{o.save}/{step + 1}.part", f"{o.save}/{step + 1}")'
+    ),
     "load": "model.load_checkpoint(o.save, tag=str(first))",
-    "both": "both = zip(model.module.parameters(), true.parameters(), strict=True)",
-    "gradient": "safe_get_full_grad(p)",
+    "pairs": SHARED["pairs"].replace("model.", "model.module."),
+    "gradient": "deepspeed.utils.safe_get_full_grad(p)",
     "check_env": ', "DS_ACCELERATOR": "cpu"',
 }
 
@@ -94,47 +97,52 @@ STYLES = {
     # A norm of each head, on (batch, sequence, heads, size): it sees the heads of its rank.
     "replicated_with_grad_allreduce": "SequenceParallel(sequence_dim=2, use_local_output=True)",
 }
+# A norm of each group of weights, of which each has one mesh.
+NORM = (
+    'grads = [[p.grad for p in group["params"] if p.grad is not None] for group in optimizer.param_groups]\n'
+    "norm = torch.linalg.vector_norm(torch.stack([nn.utils.get_total_norm(each).full_tensor() for each in grads if each]))\n"
+)
 CLIPPED = (
-    "torch.nn.utils.clip_grads_with_norm_(model.parameters(), o.clip, norm, foreach=False)\n"
+    "nn.utils.clip_grads_with_norm_(model.parameters(), o.clip, norm, foreach=False)\n"
     "optimizer.step()\n"
     "optimizer.zero_grad()"
 )
 # Weights of the two meshes, and those that are whole everywhere, are neither clipped nor updated in one call.
 BY_MESH = {
     "groups": (
-        "groups: list[Any] = []\n"
-        "trained = [p for p in model.parameters() if p.requires_grad]\n"
-        'for own in {getattr(p, "device_mesh", None) for p in trained}:\n'
-        '    of_mesh = [p for p in trained if getattr(p, "device_mesh", None) == own]\n'
-        '    groups += [{"params": [p for p in of_mesh if p.dim() > 1], "weight_decay": o.weight_decay}]\n'
-        '    groups += [{"params": [p for p in of_mesh if p.dim() < 2], "weight_decay": 0.0}]'
+        "groups: dict[Any, list[nn.Parameter]] = {}\n"
+        "for p in (p for p in model.parameters() if p.requires_grad):\n"
+        '    groups.setdefault((p.dim() > 1, getattr(p, "device_mesh", None)), []).append(p)\n'
+        'alike = [{"params": group, "weight_decay": o.weight_decay * decays} for (decays, _), group in groups.items()]\n'
+        f"optimizer = torch.optim.AdamW(alike, {ADAMW}"
     ),
-    "gradient": "full(p.grad)",
+    "step": f"{NORM}{CLIPPED}",
 }
-FULL = '''\
-def full(tensor: torch.Tensor) -> torch.Tensor:
+FULL = '''
+
+def full(tensor: Tensor) -> Tensor:
     """Return all of a tensor, of which this process may hold a part."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
-
-def norm_of(grads: list[torch.Tensor]) -> torch.Tensor:
-    """Return the norm of gradients that may be cut over several meshes."""
-    meshes = dict.fromkeys(getattr(grad, "device_mesh", None) for grad in grads)
-    alike = [[grad for grad in grads if getattr(grad, "device_mesh", None) == mesh] for mesh in meshes]
-    return torch.linalg.vector_norm(torch.stack([full(torch.nn.utils.get_total_norm(each)) for each in alike]))
-
 '''
-STYLES_TEXT = f"STYLES = {as_python({name: Words(code) for name, code in STYLES.items()}, 0)}\n\n\n"
 OF_TP = "DATA_RANKS, DATA_RANK = WORLD // TP, RANK // TP"
 TENSOR = BY_MESH | {
     "DATA_RANKS": "DATA_RANKS",
     "DATA_RANK": "DATA_RANK",
     "before": (
         'mesh = init_device_mesh(DEVICE.type, (DATA_RANKS, TP), mesh_dim_names=("data", "tensor"))\n'
-        'shard(model, {name: STYLES[style] for name, style in PLAN.items()}, mesh["tensor"]).to(DEVICE)'
+        'shard(model, PLAN, mesh["tensor"]).to(DEVICE)'
     ),
-    "step": f"norm = norm_of([p.grad for p in model.parameters() if p.grad is not None])\n{CLIPPED}",
-    "definitions": STYLES_TEXT + FULL,
+}
+# Without FSDP some weights are no DTensors.
+ALONE = TENSOR | {
+    "step": TENSOR["step"].replace(
+        "nn.utils.get_total_norm(each).full_tensor()", "full(nn.utils.get_total_norm(each))"
+    ),
+    "before": "shard(model, PLAN, init_device_mesh(DEVICE.type, (WORLD,))).to(DEVICE)",
+    "constants": "DATA_RANKS, DATA_RANK = 1, 0",
+    "definitions": FULL,
+    "gradient": "full(p.grad)",
 }
 DATA = f'{DTYPE}shard_data(model, {BLOCK_CLASS}, mesh["data"], dtype)'
 
@@ -144,13 +152,13 @@ class Sent(Exception):
     """The end of a stage that is not the last, with what it sends to the next."""
 
 
-class Stage(torch.nn.Module):
+class Stage(nn.Module):
     """A stage of a model. It calls the whole forward, in which the other stages' modules are empty.
 
     Those before it give what it received. The first one behind it ends the forward.
     """
 
-    def __init__(self, module: torch.nn.Module, index: int, o: argparse.Namespace) -> None:
+    def __init__(self, module: nn.Module, index: int, o: argparse.Namespace) -> None:
         super().__init__()
         self.module, self.index, self.o, self.step = module, index, o, 0
         blocks = list(module.get_submodule(BLOCKS).children())
@@ -160,15 +168,15 @@ class Stage(torch.nn.Module):
         for other, forward in [(m, self.receive) for m in before] + [(m, self.send) for m in behind]:
             other._modules, other._parameters, other._buffers, other.forward = {}, {}, {}, forward
 
-    def receive(self, *_: Any, **__: Any) -> torch.Tensor:
+    def receive(self, *_: Any, **__: Any) -> Tensor:
         """Return what the stage before has sent."""
         return self.received
 
-    def send(self, hidden: torch.Tensor, *_: Any, **__: Any) -> None:
+    def send(self, hidden: Tensor, *_: Any, **__: Any) -> None:
         """End the forward."""
         raise Sent(hidden)
 
-    def forward(self, received: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    def forward(self, received: Tensor, number: Tensor) -> Tensor:
         """Return what the next stage gets, or the loss, of the micro-batch of a number."""
         self.received = received
         try:
@@ -181,7 +189,7 @@ FLAT = STATE.replace("optimizer)", "optimizer, options=FLAT)")
 PIPELINE = BY_MESH | {
     "DATA_RANKS": "DATA_RANKS",
     "DATA_RANK": "DATA_RANK",
-    "definitions": f"FLAT = StateDictOptions(flatten_optimizer_state_dict=True)\n\n\n{FULL}\n{STAGE}",
+    "definitions": f"FLAT = StateDictOptions(flatten_optimizer_state_dict=True)\n\n\n{STAGE}",
     "train": "train(not o.check)",
     "after": (
         "micro, count = o.micro_batch_size, o.global_batch_size // (o.micro_batch_size * DATA_RANKS)\n"
@@ -207,16 +215,14 @@ PIPELINE = BY_MESH | {
     ),
     "mean": "dist.all_reduce(total)\nreturn float(total) / (WORLD // STAGES)",
     "step": (
-        "named = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]\n"
-        "square = norm_of([grad for name, grad in named{counted}]) ** 2\n"
-        "dist.all_reduce(square, group=model.group)\n"
-        f"norm = square.sqrt()\n{CLIPPED}"
+        NORM.replace("norm = torch.linalg.vector_norm(", "square = ").replace("]))", "]).square().sum()")
+        + f"dist.all_reduce(square, group=model.group)\nnorm = square.sqrt()\n{CLIPPED}"
     ),
     "save": SHARED["save"].replace(STATE, FLAT),
     "load": SHARED["load"].replace(STATE, FLAT).replace('state["optimizer"])', 'state["optimizer"], options=FLAT)'),
-    "both": (
-        "names = dict(true.named_parameters(remove_duplicate=False))\n"
-        'both = [(p, names[name.removeprefix("module.")]) for name, p in model.named_parameters()]'
+    "pairs": (
+        "own, of = model.named_parameters(), dict(true.named_parameters(remove_duplicate=False))\n"
+        'pairs = [(p, q.grad) for name, p in own if (q := of[name.removeprefix("module.")]).grad is not None]'
     ),
     "check_ranks": "4",
 }
@@ -230,7 +236,7 @@ OF_ENDS = (
     "    grad = model.module.get_parameter(TIED[model.index > 0]).grad\n"
     "    dist.all_reduce(grad.to_local(), group=model.ends)"
 )
-COUNTED = ' if not (model.index and name == f"module.{TIED[1]}")'
+TWIN = "twin = model.module.get_parameter(TIED[1]) if model.index == STAGES - 1 else None\n"
 MESH_2D = (
     'mesh = init_device_mesh(DEVICE.type, (STAGES, DATA_RANKS), mesh_dim_names=("pipeline", "data"))\n'
     'model = Stage(model, mesh.get_local_rank("pipeline"), o).to(DEVICE)\n'
@@ -239,7 +245,7 @@ MESH_3D = (
     'mesh = init_device_mesh(DEVICE.type, (STAGES, DATA_RANKS, TP), mesh_dim_names=("pipeline", "data", "tensor"))\n'
     'model = Stage(model, mesh.get_local_rank("pipeline"), o)\n'
     "own = [name for name, module in model.named_modules() if module._parameters]\n"
-    'plan = {name: STYLES[PLAN[key]] for name in own for key in PLAN if fnmatch(name, f"module.{key}")}\n'
+    'plan = {name: PLAN[key] for name in own for key in PLAN if fnmatch(name, f"module.{key}")}\n'
     'shard_tensor(model, plan, mesh["tensor"]).to(DEVICE)\n'
 )
 
@@ -292,9 +298,10 @@ def splits(gpus: int, per_node: int) -> dict[str, Split]:
     ):
         if name != "hsdp" or gpus > per_node:
             config = {"reshard_after_forward": True, "prefetch": 1, "cpu_offload": offload}
-            own = {"before": FSDP_SPLIT.replace("{mesh}", mesh)}
+            own = {"before": FSDP_SPLIT.replace("{mesh}", mesh), "constants": "FSDPConfig = argparse.Namespace"}
             if name == "hsdp":
-                own |= {"constants": f"NODE = min({per_node}, max(1, WORLD // 2))", "check_ranks": "4"}
+                own["constants"] += f"\nNODE = min({per_node}, max(1, WORLD // 2))"
+                own["check_ranks"] = "4"
             found[name] = Split(title, own, "fsdp", config, least=4 if name == "hsdp" else 2)
     for stage, what in (1, "optimizer"), (2, "optimizer and gradients"), (3, "optimizer, gradients and weights"):
         for where, of_host in ("none", ""), ("cpu", " and kept on the host"):
@@ -304,8 +311,7 @@ def splits(gpus: int, per_node: int) -> dict[str, Split]:
     for tensor in (n for n in (2, 4, 8) if n <= per_node and gpus % n == 0):
         what = f"with each matrix cut over {tensor} devices"
         if tensor == gpus:
-            own = TENSOR | {"constants": f"TP = WORLD\n{OF_TP}"}
-            found["tensor"] = Split(what, own, "tensor_parallel", needs=("plan",), autocast=True, tensor=tensor)
+            found["tensor"] = Split(what, ALONE, "tensor_parallel", needs=("plan",), autocast=True, tensor=tensor)
         else:
             own = TENSOR | {"constants": f"TP = min({tensor}, max(2, WORLD // 2))\n{OF_TP}", "check_ranks": "4"}
             own["before"] += f"\n{DATA}"
@@ -321,7 +327,7 @@ def splits(gpus: int, per_node: int) -> dict[str, Split]:
         title = f"in {stages} stages, each with its state over the devices that hold it"
         if tensor > 1:
             sizes, few, names = f"{stages}, {tensor}", "2, 2", "STAGES, TP"
-            own |= {"before": MESH_3D + DATA, "definitions": STYLES_TEXT + own["definitions"]}
+            own |= {"before": MESH_3D + DATA}
             data = ("WORLD // (STAGES * TP)", "RANK // TP")
             title = f"in {stages} stages, with each matrix cut over {tensor} devices, and its state over the others of its stage"
         sizes = sizes if sizes == few else f"({sizes}) if WORLD >= {gpus} else ({few})"
@@ -330,5 +336,5 @@ def splits(gpus: int, per_node: int) -> dict[str, Split]:
             title, own, "pipeline", needs=("chain", "plan")[: 1 + (tensor > 1)], tensor=tensor, stages=stages, least=4
         )
     title = "by Accelerate with its state cut over all devices"
-    found["accelerate"] = Split(title, ACCELERATE, "accelerate_fsdp", {"reshard_after_forward": True}, ("blocks",))
+    found["accelerate"] = Split(title, ACCELERATE, "accelerate_fsdp", needs=("blocks",))
     return found

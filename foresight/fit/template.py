@@ -23,14 +23,14 @@ $definitions
 $shard
 
 
-def loss_of(model: torch.nn.Module, o: argparse.Namespace, step: int, number: int) -> torch.Tensor:
+def loss_of(model: nn.Module, o: argparse.Namespace, step: int, number: int) -> Tensor:
     """Return the mean loss of a micro-batch of the global batch. It is the same on whichever rank, with its dropout."""
     torch.manual_seed((o.seed * 1_000_003 + step) * 65_537 + number)
     inputs = $inputs
     $loss
 
 
-def whole(o: argparse.Namespace) -> torch.nn.Module:
+def whole(o: argparse.Namespace) -> nn.Module:
     """Build the model on the host, the same on all ranks$shallow_words."""
     torch.manual_seed(o.seed)
     model = build().$train
@@ -39,15 +39,14 @@ def whole(o: argparse.Namespace) -> torch.nn.Module:
     return model
 
 
-def split(model: torch.nn.Module, o: argparse.Namespace) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def split(model: nn.Module, o: argparse.Namespace) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Cut a model over the devices, and make its optimizer: matrices decay, norms and biases do not."""
     $before
     $groups
-    optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=o.lr, betas=(0.9, 0.95), fused=True)
     $after
 
 
-def gradients(model: torch.nn.Module, o: argparse.Namespace, step: int) -> float:
+def gradients(model: nn.Module, o: argparse.Namespace, step: int) -> float:
     """Leave the gradients of a step for the optimizer, and return the mean loss of the global batch."""
     total, count = torch.zeros((), device=DEVICE), o.global_batch_size // (o.micro_batch_size * DATA_RANKS)
     $micros
@@ -57,7 +56,7 @@ def gradients(model: torch.nn.Module, o: argparse.Namespace, step: int) -> float
 def train(o: argparse.Namespace) -> None:
     """Train to the last step, from the newest checkpoint if there is one, with a line for each step."""
     model, optimizer = split(whole(o), o)
-    saved = [int(f.name) for f in Path(o.save).glob("[0-9]*") if f.name.isdecimal()] if o.save else []
+    saved = [$saved] if o.save else []
     if first := max(saved, default=0):
         $load
     logs = [sys.stdout, *([open(o.csv, "a")] if o.csv else [])] if RANK == 0 else []
@@ -74,9 +73,6 @@ def train(o: argparse.Namespace) -> None:
             print(f"{step + 1},{loss:.7g},{norm:.7g},{rate:.5g},{time.perf_counter() - began:.4f}", file=log, flush=True)
         if o.save and ((step + 1) % o.save_every == 0 or step + 1 == o.steps):
             $save
-            if RANK == 0:
-                os.rename(f"{o.save}/{step + 1}.part", f"{o.save}/{step + 1}")
-            $barrier
 
 
 $check
@@ -106,17 +102,15 @@ def check(o: argparse.Namespace) -> None:
     gradients(model, o, 0)
     for number in range(2 * DATA_RANKS):
         (loss_of(true, o, 0, number) / (2 * DATA_RANKS)).backward()
-    $both
-    pairs = [($gradient, q.grad) for p, q in both if q.grad is not None]
-    floor = max(grad.abs().max() for _, grad in pairs) / 100
-    worst = max(float((own - grad).abs().max() / (grad.abs().max() + floor)) for own, grad in pairs)
+    $pairs
+    floor = max(g.abs().max() for _, g in pairs) / 100
+    worst = max(float(($gradient - g).abs().max() / (g.abs().max() + floor)) for p, g in pairs)
     print(f"rank {RANK}: {'right' if worst <= 1e-5 else 'WRONG'}, gradients deviate by at most {worst:.1e}")
     sys.exit(worst > 1e-5)'''
 START = """\
 if o.check and WORLD == 1:
-    os.environ |= {"CUDA_VISIBLE_DEVICES": ""$check_env}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "$check_ranks"]
-    os.execv(sys.executable, [*launch, *sys.argv])
+    os.execve(sys.executable, [*launch, *sys.argv], os.environ | {"CUDA_VISIBLE_DEVICES": ""$check_env})
 if o.global_batch_size % (o.micro_batch_size * DATA_RANKS):
     parser.error(f"{o.global_batch_size} samples are no multiple of {DATA_RANKS} x {o.micro_batch_size}")
 if DEVICE.type == "cuda":

@@ -18,6 +18,9 @@ KEPT = 2
 KINKED = {"relu", "relu6", "leaky_relu", "hardtanh", "hardswish", "hardsigmoid", "threshold", "prelu"}
 MAXIMA = {f"max_pool{n}d" for n in (1, 2, 3)}
 
+# Where `moved` moves to in this process. A program has a device of its own.
+DEVICE = "cpu"
+
 
 class NoFills(TorchFunctionMode):
     """Skip every call that fills a tensor with random values."""
@@ -118,6 +121,15 @@ def two_blocks(build: Callable[[], nn.Module], blocks: Collection[str]) -> nn.Mo
             if parameter is not None and parameter.is_meta:
                 module._parameters[name] = made.setdefault(id(parameter), _filled(parameter))
     return model
+
+
+def moved(value: Any) -> Any:
+    """Return lists and dictionaries with all that they hold on the device."""
+    if isinstance(value, dict):
+        return {name: moved(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [moved(each) for each in value]
+    return value.to(DEVICE) if hasattr(value, "to") else value
 
 
 def widen(model: torch.nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import textwrap
@@ -10,45 +11,42 @@ from importlib import import_module
 from typing import Any
 
 from gptscale.foresight.fit.python_text import Words, as_python
-from gptscale.foresight.fit.splits import BLOCK_CLASS, BLOCK_CLASSES, COUNTED, DTYPE, ENDS, OF_ENDS, SHARED, Split
-from gptscale.foresight.fit.subject import Subject, moved
+from gptscale.foresight.fit.splits import BLOCK_CLASS, BLOCK_CLASSES, DTYPE, ENDS, OF_ENDS, SHARED, STYLES, TWIN, Split
+from gptscale.foresight.fit.subject import Subject
 from gptscale.foresight.fit.template import CHECK, PROGRAM, START
-from gptscale.foresight.fit.twin import touch, widen
+from gptscale.foresight.fit.twin import moved, touch, widen
 
-# Each import that a program may need, with the name by which its text shows that it does, the standard library's first.
-IMPORTS = {
-    "import argparse": r"argparse\.",
-    "import math": r"math\.",
-    "import os": r"os\.",
-    "import sys": r"sys\.",
-    "import time": r"time\.",
-    "from collections.abc import Callable": r"Callable\[",
-    "from collections.abc import Mapping": r"Mapping\[",
-    "from fnmatch import fnmatch": r"fnmatch\(",
-    "from functools import partial": r"partial\(",
-    "from pathlib import Path": r"Path\(",
-    "from typing import Any": r"\bAny\b",
-    "": "",
-    "import deepspeed": r"deepspeed\.ops",
-    "import torch": r"torch\.",
-    "import torch.distributed as dist": r"dist\.",
-    "import torch.distributed.checkpoint as dcp": r"dcp\.",
-    "from accelerate import Accelerator": r"Accelerator\b",
-    "from deepspeed import DeepSpeedEngine": "DeepSpeedEngine",
-    "from deepspeed.utils import safe_get_full_grad": "safe_get_full_grad",
-    "from torch import Tensor": r"(?<!torch\.)Tensor[,\]]",
-    "from torch import nn": r"(?<!torch\.)nn\.Module",
-    "from torch.distributed.checkpoint.state_dict import StateDictOptions": r"StateDictOptions\(",
-    "from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict": r"get_state_dict\(",
-    "from torch.distributed.device_mesh import DeviceMesh, init_device_mesh": r"init_device_mesh\(",
-    "from torch.distributed.fsdp import FSDPModule": "FSDPModule",
-    "from torch.distributed.pipelining import PipelineStage": r"PipelineStage\]",
-    "from torch.distributed.tensor import DTensor": r"DTensor\)",
-    "from torch.distributed.tensor import Replicate": r"Replicate\(",
-    "from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel": r"yle\]",
-    "from torch.nn.parallel import DistributedDataParallel": "DistributedDataParallel",
-    "from torch.utils.checkpoint import checkpoint": r"partial\(checkpoint",
-}
+# What programs import, if they use the name.
+IMPORTS = """\
+import argparse
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel, \
+parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
+"""
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ INPUTS = {
 }
 SHALLOW = """\
 for module in model.modules() if o.check else []:
-    if isinstance(module, torch.nn.ModuleList) and len(module) and type(module[0]).__name__ in BLOCK:
+    if isinstance(module, nn.ModuleList) and len(module) and type(module[0]).__name__ in BLOCK:
         del module[2:]"""
 EACH_BLOCK = "for block in [m for m in model.modules() if type(m).__name__ in BLOCK]:\n"
 TOUCH = f"{EACH_BLOCK}    block.register_forward_hook(touch)"
@@ -99,33 +97,22 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
         loss = f'with torch.autocast(DEVICE.type, torch.bfloat16, enabled=o.precision == "bf16"):\n    return {loss}'
     else:
         loss = f"return {loss}"
-    config = next(
-        (f"{name} = argparse.Namespace" for name in re.findall(r"\w+Config(?=\()", own["before"] + own["after"])), ""
-    )
-    plan = f"PLAN = {as_python(dict(subject.plan), indent=0)}" if split.tensor > 1 else ""
+    styles = {name: Words(STYLES[style]) for name, style in subject.plan.items()}
+    plan = f"PLAN = {as_python(styles, indent=0)}" if split.tensor > 1 else ""
     block = f"BLOCK = {as_python([subject.block, *subject.beside])}"
     is_shallow = bool(subject.block) and subject.is_shallow
     option = 'parser.add_argument("--check", action="store_true")'
     if split.stages > 1:
-        constants = (
-            ("BLOCKS", "blocks"),
-            ("BEFORE", "before"),
-            ("BEHIND", "after"),
-            ("HIDDEN", "hidden"),
-            ("TIED", "tied"),
-        )
-        lines = [
-            f"{name} = {as_python(subject.chain[key])}"
-            for name, key in constants
-            if subject.chain[key] or key != "tied"
-        ]
+        names = {"BLOCKS": "blocks", "BEFORE": "before", "BEHIND": "after", "HIDDEN": "hidden", "TIED": "tied"}
+        constants = {name: subject.chain[key] for name, key in names.items() if subject.chain[key] or key != "tied"}
+        lines = [f"{name} = {as_python(value)}" for name, value in constants.items()]
         own["constants"] = "\n".join([own["constants"], *lines])
         if subject.chain["tied"]:
             own |= {"micros": own["micros"] + OF_ENDS, "after": own["after"].replace("\nreturn", f"{ENDS}\nreturn")}
-        own["step"] = own["step"].replace("{counted}", COUNTED if subject.chain["tied"] else "")
+            own["step"] = TWIN + own["step"].replace("is not None]", "is not None and p is not twin]")
     start, text = START, PROGRAM.replace("$check\n", f"{CHECK}\n").replace("$check_option", option)
     if not split.recipe:
-        start = "\n".join([*START.splitlines()[4:8], "train(o)"])
+        start = "\n".join([*START.splitlines()[3:7], "train(o)"])
         text = PROGRAM.replace("$check\n\n\n", "").replace("    $check_option\n", "")
     # Where a block's forward ends, tensor ranks and ZeRO 3 do not have its whole weights.
     touches = bool(subject.idle and subject.block) and split.tensor == 1 and (split.zero or (0,))[0] < 3
@@ -133,10 +120,9 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
         "title": f"Train {subject.title} {split.title}",
         "launch": launch(choice, file),
         "check_launch": f"python {file} --check    # every gradient, as one process computes it, on a CPU"
-        if split.recipe
-        else "",
+        * bool(split.recipe),
         "model": subject.definitions + "\n" * ("def " in subject.definitions),
-        "constants": "\n".join(filter(None, [block * bool(subject.block), config, own["constants"], plan])),
+        "constants": "\n".join(filter(None, [block * bool(subject.block), own["constants"], plan])),
         "shard": _shard(split) if split.recipe else "",
         "inputs": INPUTS[subject.kind].format(batch=f"batch({subject.batch_words})"),
         "loss": loss,
@@ -157,13 +143,13 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
         text = text.replace(name, own[name])
     text = _filled(text, places)
     text = re.sub(r"\n{4,}", "\n\n\n", text)
-    used: dict[str, list[str]] = {}
-    for line, name in IMPORTS.items():
-        if re.search(name, text):
-            module, _, imported = line.partition(" import ")
-            used.setdefault(module, []).append(imported)
-    lines = [f"{module} import {', '.join(names)}" if names[0] else module for module, names in used.items()]
-    return text.replace("$imports", "\n".join([*lines, *subject.imports]))
+    used = {node.id for node in ast.walk(ast.parse(text.replace("$imports", ""))) if isinstance(node, ast.Name)}
+    imports = []
+    for line in IMPORTS.splitlines():
+        words, space, of_module = line.rpartition("import ")
+        kept = [name for name in of_module.split(", ") if name.split(" as ")[-1] in used]
+        imports += [words + space + ", ".join(kept)] if kept or not line else []
+    return text.replace("$imports", "\n".join([*imports, *subject.imports]))
 
 
 def launch(choice: Choice, file: str) -> str:
@@ -188,14 +174,14 @@ def _filled(template: str, places: dict[str, str]) -> str:
 
 
 def _shard(split: Split) -> str:
-    """Return the source of a recipe's `shard`, with the fields of its configuration that it reads."""
+    """Return the source of a recipe's `shard`, whose imports stand at the top of a program."""
     module = import_module(f"gptscale.recipes.{split.recipe}")
     text = inspect.getsource(module.shard)
     for name, recipe in ("shard_tensor", "tensor_parallel"), ("shard_data", "hybrid_3d"):
         if f"{name}(" in split.own.get("before", ""):
             other = inspect.getsource(import_module(f"gptscale.recipes.{recipe}").shard)
             text += f"\n\n{other.replace('def shard(', f'def {name}(')}"
-    return text.rstrip()
+    return re.sub(r"( {4}(from|import) .*\n)+\n", "", text).rstrip()
 
 
 def _zero(subject: Subject, split: Split, gpus: int) -> str:

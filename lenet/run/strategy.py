@@ -84,7 +84,7 @@ def distribute(module: nn.Module, config: VisionConfig, world: World) -> tuple[n
     if strategy == "ddp":
         from gptscale.recipes import ddp
 
-        return ddp.shard(module, ddp.DDPConfig()), Tensor.backward
+        return ddp.shard(module), Tensor.backward
     if strategy == "fabric":
         from gptscale.recipes import fabric
 

@@ -61,6 +61,10 @@ def exact():
     return Net(tied=True, dropout=0.0)
 
 
+def broad():
+    return Net(width=1024)
+
+
 class Skipping(Net):
     """A model whose blocks take more than the one before gave."""
 

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 import os
 import re
 import shutil
@@ -16,7 +17,9 @@ from gptscale.common.errors import ConfigError
 from gptscale.foresight.fit.configs import of_transformers
 from gptscale.foresight.fit.splits import splits
 from gptscale.foresight.fit.subject import subject_of
+from gptscale.foresight.fit.trials import Trials
 from gptscale.foresight.fit.write import Choice, program
+from gptscale.foresight.plan.question import gpu_cluster
 from gptscale.launchers.cli import main
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "fit"
@@ -25,6 +28,8 @@ SPLITS = splits(8, 8) | {"hsdp": splits(16, 8)["hsdp"]} | splits(1, 1)
 MIXED = ["--batch", "mixed_batch", "--loss", "mixed_loss"]
 LOGITS = ["own_model.py:Logits", "--batch", "own_model.py:logits_batch", "--loss"]
 NAMES = [name for name in SPLITS if name != "single"]
+# Lines of a program beside the model: four are the plan of this one.
+MOST_LINES = {"pipeline 2 x tensor": 252, "pipeline": 238, "tensor 2": 153, "tensor 4": 153, "": 150}
 STAGED = [name for name in NAMES if SPLITS[name].stages > 1]
 
 
@@ -126,8 +131,12 @@ def test_a_program_is_clean_and_is_the_recipe(folder, subject, name, recompute):
     imported = {getattr(node, "module", "") or "" for node in ast.walk(ast.parse(file.read_text()))}
     assert not any(module.startswith("gptscale") for module in imported)
     if name != "single":
-        shard = import_module(f"gptscale.recipes.{SPLITS[name].recipe}").shard
-        assert inspect.getsource(shard) in file.read_text()
+        shard = inspect.getsource(import_module(f"gptscale.recipes.{SPLITS[name].recipe}").shard)
+        # A program has the imports at its top.
+        lines = [line for line in shard.splitlines() if line and line.split()[0] not in ("from", "import")]
+        assert "\n".join(lines) in file.read_text().replace("\n\n", "\n")
+    most = next(most for start, most in MOST_LINES.items() if name.startswith(start))
+    assert recompute or file.read_text().count("\n") - len(subject.definitions.splitlines()) <= most
 
 
 @pytest.mark.world
@@ -183,6 +192,24 @@ def test_the_command_writes_what_it_recommends(folder, monkeypatch, capsys, spli
     assert len(run(folder / file, gpus, "--global-batch-size", "8", "--micro-batch-size", "2")) == 4
     assert main(words) == 2
     assert f"{file} is there already" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fsdp", "zero2", "tensor 2 x fsdp"])
+def test_simulate_of_a_program_says_the_peak_of_the_table(folder, monkeypatch, name):
+    monkeypatch.chdir(folder)
+    broad = subject_of("own_model.py:broad", "", "", None, folder)
+    trials = Trials(broad, gpu_cluster("h100-80", 1, 8, None), folder, print)
+    # The table simulates two micro-batches of the four.
+    choice = Choice(8, 1, 64, 2, "bf16", False)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    said = trials.simulated(trials.row(name, SPLITS[name], choice)).found.memory
+    (folder / "whole.py").write_text(program(broad, SPLITS[name], choice, "whole.py"))
+    command = [sys.executable, "whole.py", "--steps", "3"]
+    assert main(["simulate", "--world", "8", "--json", "whole.json", "--", *command]) == 0
+    figures = json.loads((folder / "whole.json").read_text())["ranks"][0]
+    assert figures["peak_allocated_bytes"] == pytest.approx(said.allocated, rel=0.01)
+    assert figures["needed_bytes"] == pytest.approx(said.needed, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -265,14 +292,9 @@ def test_a_model_that_cannot_be_narrow_is_proved_with_two_blocks_of_each_list(tm
     import transformers
 
     # Its rotary part is wider than a narrow head.
-    sizes = {
-        "hidden_size": 64,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-        "num_hidden_layers": 3,
-        "vocab_size": 99,
-    }
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64, "num_hidden_layers": 3}
     sizes |= {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "qk_rope_head_dim": 16}
+    sizes |= {"vocab_size": 99}
     config = transformers.DeepseekV3Config(kv_lora_rank=8, q_lora_rank=8, moe_intermediate_size=8, **sizes)
     config.save_pretrained(tmp_path)
     found = subject_of(f"hf:{tmp_path}", "", "", 16, tmp_path)
@@ -299,8 +321,6 @@ def test_a_model_of_stages_is_proved_with_few_batch_norms(tmp_path):
 )
 def test_the_examples_are_as_fit_writes_them_today(tmp_path, file, model, name):
     text = (EXAMPLES / file).read_text()
-    options = ast.literal_eval(re.search(r"defaults = (.*)", text)[1])
-    choice = Choice(
-        8, 1, options["global_batch_size"], options["micro_batch_size"], "bf16", "partial(checkpoint" in text
-    )
+    its = ast.literal_eval(re.search(r"defaults = (.*)", text)[1])
+    choice = Choice(8, 1, its["global_batch_size"], its["micro_batch_size"], "bf16", "partial(checkpoint" in text)
     assert program(subject_of(model, "", "", None, tmp_path), SPLITS[name], choice, file) == text

@@ -1,0 +1,336 @@
+"""A look at a user's model and batch, in a process of its own, since a user's module may do anything."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import json
+import keyword
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from gptscale.common.errors import ConfigError
+from gptscale.foresight.fit.splits import STYLES
+from gptscale.foresight.fit.subject import Subject
+
+SOURCE_MOST = 2**20
+# How many samples are tried, and the words that call a model with its batch.
+SAMPLES = 2
+BATCH_WORDS = ["o.micro_batch_size", "step * (o.global_batch_size // o.micro_batch_size) + number"]
+
+
+def _function(spec: str, option: str) -> tuple[Callable[..., Any], str, str]:
+    """Return what FILE.py:NAME or package.module:NAME names, its module and its name."""
+    where, _, name = spec.partition(":")
+    if not name:
+        raise ConfigError(f"{spec!r} names no function", f"in {option}", "write FILE.py:NAME or package.module:NAME")
+    path = Path(where)
+    if path.suffix == ".py":
+        if not path.is_file():
+            raise ConfigError(f"there is no file {where}", f"in {option}", "name a file that is there")
+        sys.path.insert(0, str(path.parent.absolute()))
+        where = path.stem
+        if not where.isidentifier() or keyword.iskeyword(where):
+            raise ConfigError(f"no module can be named {where}", f"in {option}", "rename it, to letters and _")
+    else:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(where)
+    except (Exception, SystemExit) as error:
+        fix = "mend it" if "relative import" not in str(error) else "name package.module:NAME"
+        raise ConfigError(
+            f"{where} cannot be imported ({type(error).__name__}: {error})"[:300], f"in {option}", fix
+        ) from None
+    if path.suffix == ".py" and not path.samefile(module.__file__ or "/"):
+        raise ConfigError(f"{where} is another module's name ({module.__file__})", f"in {option}", "rename it")
+    if not callable(function := getattr(module, name, None)):
+        raise ConfigError(
+            f"{where} has no function {name}", f"in {option}", f"name one of: {' '.join(_functions(module))}"
+        )
+    return function, where, name
+
+
+def _imports(*functions: Sequence[str]) -> str:
+    """Return the lines that import the functions, each a module and a name, as `build`, `batch` and `loss`."""
+    imports = defaultdict(list)
+    for (module, name), as_name in zip(filter(None, functions), ("build", "batch", "loss"), strict=False):
+        imports[module].append(name if name == as_name else f"{name} as {as_name}")
+    return "\n".join(f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(imports.items()))
+
+
+def _call_words(model: Any, inputs: Any, kind: str, has_loss: bool) -> list[str]:
+    """Return what of a batch a model may be called with, the most first. If there is a loss, the rest is for that."""
+    forward = inspect.signature(model.forward)
+    if kind == "tensor":
+        return ["inputs"]
+    if isinstance(inputs, dict):
+        any_name = any(each.kind is each.VAR_KEYWORD for each in forward.parameters.values())
+        known = inputs if any_name or not has_loss else [name for name in inputs if name in forward.parameters]
+        return ["**inputs" if len(known) == len(inputs) else ", ".join(f'{name}=inputs["{name}"]' for name in known)]
+
+    def takes(count: int) -> bool:
+        try:
+            inspect.signature(model.forward).bind(*range(count))
+        except TypeError:
+            return False
+        return True
+
+    most = len(inputs)
+    counts = [n for n in range(most, 0, -1) if takes(n)] if has_loss else []
+    return [{most: "*inputs", most - 1: "*inputs[:-1]"}.get(n, f"*inputs[:{n}]") for n in counts or [most]]
+
+
+def _functions(module: Any) -> list[str]:
+    own = (
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+    )
+    return sorted(own)[:20] or ["(it has none)"]
+
+
+def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -> Subject:
+    """Build a small model, compute a loss of it, and return what programs need to know.
+
+    small: another one that is small. whole_batch: the batch of the whole one, if it is not that of the small one.
+    """
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    from gptscale.foresight.fit.twin import blocks_of, moved, on_meta, two_blocks, widen
+
+    where, opened = build.partition(":")[0], set[Path]()
+    sys.addaudithook(
+        lambda event, args: opened.add(Path(args[0])) if event == "open" and type(args[0]) is str else None
+    )
+    make, module, name = _function(build, "the model")
+    tried, *of_small = _function(small, "--small") if small else (make, module, name)
+    deal, *of_batch = _function(batch or f"{where}:batch", "--batch")
+    judge, *of_loss = _function(loss, "--loss") if loss else (None,)
+    if isinstance(make, torch.nn.Module):
+        raise ConfigError(f"{name} is a module", f"in {where}", "name a function that returns it")
+    try:
+        with on_meta():
+            whole = make()
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"{name}() fails ({type(error).__name__}: {error})"[:300], f"in {where}", "let it run on a CPU"
+        ) from None
+    if not isinstance(whole, torch.nn.Module):
+        raise ConfigError(f"{name}() returns {type(whole).__name__}", f"in {where}", "let it return a torch.nn.Module")
+    sizes = [p.numel() for p in whole.parameters()]
+    if not sizes:
+        raise ConfigError(f"{name}() has no weights", f"in {where}", "let it return a model that learns")
+    words = BATCH_WORDS[: 1 + (len(inspect.signature(deal).parameters) > 1)]
+
+    def dealt(size: int) -> Any:
+        torch.manual_seed(0)
+        return deal(*[size, 0][: len(words)])
+
+    def tensors(values: Any) -> list[Any]:
+        return [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]
+
+    try:
+        inputs, again, more = (dealt(size) for size in (SAMPLES, SAMPLES, 2 * SAMPLES))
+    except (Exception, SystemExit) as error:
+        fix = "let it take a number of samples"
+        raise ConfigError(f"the batch fails ({type(error).__name__}: {error})"[:300], "in --batch", fix) from None
+    kinds = {"dict": Mapping, "list": list | tuple, "tensor": object if hasattr(inputs, "to") else ()}
+    kind = next((kind for kind, of_kind in kinds.items() if isinstance(inputs, of_kind)), "")
+    if not (kind and inputs is not None):
+        fix = "return a tensor, a list or a dictionary of tensors"
+        raise ConfigError(f"the batch is a {type(inputs).__name__}", "in --batch", fix)
+    shapes = [[each.shape for each in tensors(values)] for values in (inputs, more)]
+    if not all(torch.equal(*pair) for pair in zip(tensors(inputs), tensors(again), strict=False)):
+        fix = "draw by torch's generator, or take the number of the micro-batch as a second parameter"
+        raise ConfigError("two calls with one seed of torch give unlike samples", "in --batch", fix)
+    if shapes[0] and shapes[0] == shapes[1]:
+        what = f"{SAMPLES} and {2 * SAMPLES} samples have the same shapes"
+        raise ConfigError(what, "in --batch", "let it return as many samples as it is asked for")
+    # As a program has it: a named tuple is a list there.
+    inputs = {**inputs} if kind == "dict" else moved(inputs)
+    if kind != "tensor" and not all(hasattr(each, "to") for each in (inputs.values() if kind == "dict" else inputs)):
+        kind = "nested"
+    calls, blocks = _call_words(whole, inputs, kind, judge is not None), blocks_of(whole)
+    failure: Exception | None = None
+    # The first two blocks of each list may be no model, and a value for the loss no option of the model.
+    for is_shallow, call_words in product(sorted({bool(blocks), False}, reverse=True), calls):
+        try:
+            twin = two_blocks(tried, blocks if is_shallow else [])
+            loss_words = _loss_words(twin, inputs, call_words, judge)
+            break
+        except Exception as error:
+            failure = failure or error
+    else:
+        if isinstance(failure, ConfigError):
+            raise failure
+        what = f"the model does not take the batch ({type(failure).__name__}: {failure})"[:300]
+        raise ConfigError(what, f"in {where}", "let them fit each other, on a CPU")
+    n_small = sum(p.numel() for p in twin.parameters())
+    idle = tuple(name for name, p in twin.named_parameters() if p.requires_grad and p.grad is None)
+    deal_whole = _function(whole_batch, "--batch")[0] if whole_batch else deal
+    of_whole = moved(deal_whole(*[SAMPLES, 0][: len(words)])) if small else None
+    chain, no_chain = _chain_of(twin, whole, inputs, of_whole, call_words, blocks)
+    has_scalars = not all(p.dim() for p in twin.parameters())
+    if has_scalars:
+        try:
+            widen(twin)
+            _loss_words(twin, inputs, call_words, judge)
+        except Exception:
+            has_scalars = False
+    folder = Path(where).parent if where.endswith(".py") else Path()
+    modules = {Path(getattr(m, "__file__", None) or "/") for m in [*sys.modules.values()]}
+    own = sorted(path for path in modules | {path for path in opened if path.suffix != ".pyc"} if _is_in(path, folder))
+    return Subject(
+        (),
+        _imports([module, name], of_batch, of_loss),
+        _imports(of_small, of_batch, of_loss),
+        f"a model of its class, {n_small / 1e6:,.2f}M weights",
+        n_small,
+        Path(where).name,
+        hashlib.sha256(b"".join(path.read_bytes() for path in own)).hexdigest(),
+        ", ".join(words),
+        kind,
+        call_words,
+        loss_words,
+        (*blocks, "")[0],
+        tuple(blocks[1:]),
+        is_shallow and n_small != sum(sizes),
+        _is_bf16(twin, inputs, call_words),
+        any(_is_float(each) for each in _called(lambda *args, **named: [*args, *named.values()], inputs, call_words)),
+        any(isinstance(module, torch.nn.RNNBase) for module in whole.modules()),
+        has_scalars,
+        idle,
+        sum(sizes),
+        max(sizes),
+        _plan_of(whole),
+        chain,
+        no_chain,
+    )
+
+
+def _chain_of(
+    twin: Any, whole: Any, inputs: Any, of_whole: Any, call_words: str, blocks: Sequence[str]
+) -> tuple[dict[str, Any], str]:
+    """Return where stages cut a model, or why they cannot. of_whole: a batch of the whole one, if that is wider than its twin."""
+    from torch.utils._pytree import tree_map
+
+    from gptscale.foresight.fit.chain import NoChainError, chain_of, hidden_of
+
+    try:
+        found = chain_of(twin, lambda: _called(twin, inputs, call_words), (*blocks, "")[0])
+        found |= {"small": found["hidden"], "count": len(whole.get_submodule(found["blocks"]))}
+        if of_whole is not None:
+            of_whole = tree_map(lambda value: value.to("meta") if hasattr(value, "to") else value, of_whole)
+            found["hidden"] = hidden_of(whole.to("meta"), lambda: _called(whole, of_whole, call_words), found["blocks"])
+    except NoChainError as error:
+        return {}, str(error)
+    return found, ""
+
+
+def _plan_of(model: Any) -> dict[str, str]:
+    """Return how a model says that tensor ranks cut it (tp_plan), empty if it does not, or in a way that is not written."""
+    plan = dict(getattr(model, "tp_plan", None) or {})
+    if not plan or not {*plan.values()} <= STYLES.keys():
+        return {}
+    embeddings: list[Any] = [
+        getattr(model, name, lambda: None)() for name in ("get_input_embeddings", "get_output_embeddings")
+    ]
+    if all(embeddings) and embeddings[0].weight is embeddings[1].weight:
+        # A matrix with two uses stays whole.
+        plan = {
+            name: style for name, style in plan.items() if style not in ("embedding_rowwise", "colwise_gather_output")
+        }
+    return plan
+
+
+def _is_in(path: Path, folder: Path) -> bool:
+    return (
+        path.is_file()
+        and path.stat().st_size <= SOURCE_MOST
+        and folder.absolute() in path.absolute().parents
+        and "site-packages" not in path.parts
+    )
+
+
+def _loss_words(model: Any, inputs: Any, call_words: str, judge: Callable[..., Any] | None) -> str:
+    """Compute a loss and its gradients, and return the words for it. Raises ConfigError if there is none."""
+    import torch
+
+    model.train()
+    outputs = _called(model, inputs, call_words)
+    tries: list[tuple[str, Callable[[], Any]]] = [
+        ("outputs", lambda: outputs),
+        ("outputs.loss", lambda: outputs.loss),
+        ('outputs["loss"]', lambda: outputs["loss"]),
+        ("outputs[0]", lambda: outputs[0]),
+        ("outputs[-1]", lambda: outputs[-1]),
+    ]
+    if judge is not None:
+        try:
+            outputs = judge(outputs, inputs)
+        except Exception as error:
+            what = f"the loss fails ({type(error).__name__}: {error})"[:300]
+            raise ConfigError(what, "in --loss", "let it take the model's outputs and the batch") from None
+        tries = [("loss(outputs, inputs)", tries[0][1])]
+    for words, get in tries:
+        try:
+            value = get()
+        except (AttributeError, KeyError, IndexError, TypeError):
+            continue
+        if isinstance(value, torch.Tensor) and value.dim() == 0 and value.requires_grad:
+            if not value.isfinite():
+                raise ConfigError(f"the loss is {value:g}", "with small random weights", "let it be finite")
+            value.backward()
+            return words
+    kind = type(outputs).__name__
+    if isinstance(outputs, torch.Tensor):
+        kind = f"tensor of shape {tuple(outputs.shape)}" + " without a gradient" * (not outputs.requires_grad)
+    who, where = ("the model", "in the model, without --loss") if judge is None else ("the function", "in --loss")
+    raise ConfigError(f"{who} returns a {kind}", where, "let the loss be a tensor without dimensions, with a gradient")
+
+
+def _called(function: Callable[..., Any], inputs: Any, call_words: str) -> Any:
+    """Return what a function returns that is called as the model is."""
+    return eval(f"function({call_words})", {"function": function, "inputs": inputs})
+
+
+def _is_float(value: Any) -> bool:
+    return bool(getattr(value, "is_floating_point", bool)())
+
+
+def _is_bf16(model: Any, inputs: Any, call_words: str) -> bool:
+    """Return whether a model can be called with its weights and its floating inputs in bf16. Its buffers stay as they are."""
+    import torch
+
+    for p in model.parameters():
+        p.data = p.data.bfloat16() if p.is_floating_point() else p.data
+
+    def call(*args: Any, **named: Any) -> None:
+        values = [value.bfloat16() if _is_float(value) else value for value in (*args, *named.values())]
+        model(*values[: len(args)], **dict(zip(named, values[len(args) :], strict=True)))
+
+    try:
+        with torch.no_grad():
+            _called(call, inputs, call_words)
+    except RuntimeError:
+        return False
+    return True
+
+
+def main(*words: str) -> None:
+    """Print a subject, or the error, in a line of JSON."""
+    try:
+        print(json.dumps(asdict(look(*words))))
+    except ConfigError as error:
+        print(json.dumps({"error": [error.what, error.where, error.fix]}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -187,14 +187,8 @@ def mask_and_sum(grad: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     )
     parts = (grid[0], columns) if over_rows else (grid[1], images, channels)
     sums = torch.empty(parts, dtype=torch.float32, device=y.device)
-    _mask_kernel[grid](
-        *(grad, y, masked, sums, rows, columns),
-        OVER_ROWS=over_rows,
-        ROWS=ROWS,
-        COLUMNS=COLUMNS,
-        STEPS=STEPS,
-        num_warps=4,
-    )
+    sizes = {"OVER_ROWS": over_rows, "ROWS": ROWS, "COLUMNS": COLUMNS, "STEPS": STEPS}
+    _mask_kernel[grid](grad, y, masked, sums, rows, columns, **sizes, num_warps=4)
     return masked, sums.flatten(0, -2).sum(0).to(y.dtype)
 
 

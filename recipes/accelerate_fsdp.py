@@ -77,14 +77,11 @@ def build(run: Run, config: AccelerateFSDPConfig) -> TorchEngine:
     dtype, on_cpu = DTYPES[run.config.precision], run.world.device.type == "cpu"
     accelerator, sharded, optimizer = shard(model, unsharded, config, {model.block}, dtype, cpu=on_cpu)
     parameters = dict(sharded.named_parameters())
-    stepper = LibraryOptimizer(
-        optimizer,
-        optimizer.optimizer,
-        parameters,
-        run.config,
-        clip=lambda max_norm: accelerator.clip_grad_norm_(parameters.values(), max_norm),
-        zero_grad=optimizer.zero_grad,
-    )
+
+    def clip(max_norm: float) -> Any:
+        return accelerator.clip_grad_norm_(parameters.values(), max_norm)
+
+    stepper = LibraryOptimizer(optimizer, optimizer.optimizer, parameters, run.config, clip=clip)
     return TorchEngine(run, sharded, stepper, group=dist.group.WORLD, backward=accelerator.backward)
 
 

@@ -137,8 +137,5 @@ def check(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> None:
         if value not in pair.values or recipe not in pair.recipes:
             continue
         if pair.only_if is None or getattr(recipe_config, pair.only_if[0]) in pair.only_if[1]:
-            raise ConfigError(
-                f"{recipe} does not work with {pair.option} {value}: {pair.why}",
-                f"in {option_of(pair.option)}",
-                pair.instead,
-            )
+            what = f"{recipe} does not work with {pair.option} {value}: {pair.why}"
+            raise ConfigError(what, f"in {option_of(pair.option)}", pair.instead)

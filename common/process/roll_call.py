@@ -142,11 +142,8 @@ class RollCall:
                         if isinstance(facts[rank], Refusal):
                             return Refusal(*facts[rank])
                 if time.monotonic() > deadline and len(facts) < self.world_size:
-                    raise PeerError(
-                        f"rank {_listed(missing)} did not come within {timeout_s:g} s",
-                        WHERE,
-                        "look for its own message",
-                    )
+                    what = f"rank {_listed(missing)} did not come within {timeout_s:g} s"
+                    raise PeerError(what, WHERE, "look for its own message")
                 time.sleep(POLL_S if len(facts) < self.world_size else 0.0)
             check_same_on_ranks([facts[rank] for rank in range(self.world_size)])
         except (ConfigError, PeerError) as error:

@@ -101,11 +101,8 @@ def parse_whole_numbers(text: str, option: str, fix: str, *, least: int = 1) -> 
 def check_run_name(run_name: str | None, resume: str | None) -> None:
     """Raise ConfigError for a run name that cannot name a folder, or if `--resume` means a run that has no name."""
     if run_name is not None and not RUN_NAME.fullmatch(run_name):
-        raise ConfigError(
-            f"bad run name {run_name!r}",
-            "in --run-name",
-            "use 1 to 64 letters, digits, '.', '_' or '-', no path and no leading dash or dot",
-        )
+        fix = "use 1 to 64 letters, digits, '.', '_' or '-', no path and no leading dash or dot"
+        raise ConfigError(f"bad run name {run_name!r}", "in --run-name", fix)
     if resume in RUN_WORDS and run_name is None:
         raise ConfigError("nothing names the run to resume", "in --resume", "add --run-name NAME or give --resume PATH")
 

@@ -243,11 +243,7 @@ class RunConfig:
     def gpt(self) -> ModelConfig:
         """Return the model's shape: the preset with this run's overrides."""
         shape = preset(self.model)
-        changes = {
-            f: v
-            for f in ("n_layer", "n_head", "n_embd", "vocab_size", "activation")
-            if (v := getattr(self, f)) is not None
-        }
+        changes = {name: value for name in SHAPE if (value := getattr(self, name)) is not None}
         block_size = max(shape.block_size, self.seq_len or 0)
         return dataclasses.replace(shape, dropout=self.dropout, block_size=block_size, **changes)
 

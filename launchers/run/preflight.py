@@ -210,12 +210,7 @@ def _batch_plan(config: RunConfig, recipe_config: RecipeConfig, mesh: Mesh) -> B
         sequences = max(1, (global_batch_size or DEFAULT_GLOBAL_BATCH_SIZE) // dp_size)
         if accumulation := recipe_config.grad_accum_steps(sequences, pp_size):
             global_batch_size = global_batch_size or sequences * dp_size
-    return plan_batch(
-        dp_size,
-        global_batch_size=global_batch_size,
-        micro_batch_size=config.micro_batch_size,
-        grad_accum_steps=accumulation,
-    )
+    return plan_batch(dp_size, global_batch_size, config.micro_batch_size, accumulation)
 
 
 def _check_device(run: Run) -> None:
@@ -277,11 +272,9 @@ def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:
     if not is_deepspeeds_own(folder):
         return checkpoints_in(folder, "--save-every N or --save-last")
     if not config.trust_checkpoint:
-        raise CheckpointError(
-            f"{folder} is in DeepSpeed's own format: pickle, which can run any code when it is read",
-            "in --resume",
-            "add --trust-checkpoint if it was made by you or by someone you trust with this account",
-        )
+        what = f"{folder} is in DeepSpeed's own format: pickle, which can run any code when it is read"
+        fix = "add --trust-checkpoint if it was made by you or by someone you trust with this account"
+        raise CheckpointError(what, "in --resume", fix)
     folder = deepspeeds_folder(folder)
     if is_main:
         from gptscale.common.checkpoint.trusted import check_sums
@@ -297,11 +290,8 @@ def check_same_model(reader: Reader, ready: ReadyRun) -> None:
     saved = current | saved if "imported_from" in saved else saved
     check_fixed(reader.path, saved, current, FIXED)
     if saved.get("data_fingerprint") != current["data_fingerprint"] and not ready.run.config.allow_data_change:
-        raise CheckpointError(
-            f"the data differs from the saved run's ({ready.run.config.data})",
-            f"in {reader.path}",
-            "add --allow-data-change to accept",
-        )
+        what = f"the data differs from the saved run's ({ready.run.config.data})"
+        raise CheckpointError(what, f"in {reader.path}", "add --allow-data-change to accept")
 
 
 def check_fixed(path: Path, saved: Mapping[str, Any], work: Mapping[str, Any], names: Sequence[str]) -> None:

@@ -53,11 +53,8 @@ def load_own(engine: Any, folder: Path) -> int:
     """
     optimizer = getattr(engine, "optimizer", None)
     if not isinstance(optimizer, ZeroOptimizer):
-        raise ConfigError(
-            "this recipe reads no checkpoint of DeepSpeed's",
-            f"in {folder}",
-            "resume it with the zero recipe that saved it",
-        )
+        what = "this recipe reads no checkpoint of DeepSpeed's"
+        raise ConfigError(what, f"in {folder}", "resume it with the zero recipe that saved it")
     return optimizer.load_own(folder)
 
 

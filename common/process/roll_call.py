@@ -104,9 +104,8 @@ class RollCall:
         except RuntimeError as error:
             # torch raises it for every error of a store.
             reason = str(error).splitlines()[0][:160]
-            raise PeerError(
-                f"rank 0 ended or fell silent before the start ({reason})", WHERE, "see its own message"
-            ) from None
+            what = f"rank 0 ended or fell silent before the start ({reason})"
+            raise PeerError(what, WHERE, "see its own message") from None
         if isinstance(outcome, Refusal):
             # A rank that never came does not read.
             self.leave(READ_S if outcome.status == PeerError.exit_status else REACH_S)

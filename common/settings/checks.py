@@ -66,9 +66,8 @@ def check_output_file(file: Path | None, option: str, problem: str | None = None
         return
     check_path(file, option)
     if option == "--png" and file.suffix not in ("", *PICTURES):
-        raise ConfigError(
-            f"{file} does not end as a picture does", "in --png", f"end it in one of: {' '.join(PICTURES)}"
-        )
+        what = f"{file} does not end as a picture does"
+        raise ConfigError(what, "in --png", f"end it in one of: {' '.join(PICTURES)}")
     if file.is_dir() or not file.absolute().parent.is_dir():
         reason = "is a folder" if file.is_dir() else "is in a folder that does not exist"
         raise ConfigError(f"{file} {problem or reason}", f"in {option}", "name a file in a folder that exists")

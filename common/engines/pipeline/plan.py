@@ -106,9 +106,8 @@ def stage_sizes(run: Run, options: PipelineOptions) -> list[int]:
     try:
         sizes = [int(word) for word in layers.split(",")]
     except ValueError:
-        raise ConfigError(
-            f"{layers!r} is no list of numbers", where, f"use balanced, or for example {example}"
-        ) from None
+        what = f"{layers!r} is no list of numbers"
+        raise ConfigError(what, where, f"use balanced, or for example {example}") from None
     if len(sizes) != n_stages or sum(sizes) != run.gpt.n_layer or min(sizes[:-1], default=1) < 1 or sizes[-1] < 0:
         what = f"{layers} does not share {run.gpt.n_layer} blocks among {n_stages} stages"
         raise ConfigError(what, where, f"use for example {example}")

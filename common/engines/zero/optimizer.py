@@ -198,9 +198,8 @@ class ZeroOptimizer(Stepper):
         """
         where = f"in {folder}"
         if self.swap:
-            raise ConfigError(
-                "DeepSpeed cannot load it into NVMe", where, "load it with zero3 and save, then resume from that"
-            )
+            what = "DeepSpeed cannot load it into NVMe"
+            raise ConfigError(what, where, "load it with zero3 and save, then resume from that")
         if self.ds.load_checkpoint(str(folder.parent), tag=folder.name)[0] is None:
             raise CheckpointError("DeepSpeed found no checkpoint", where, "give the folder of one step")
         self.publish()

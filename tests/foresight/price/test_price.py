@@ -43,14 +43,8 @@ def test_work_gets_what_its_operation_computes_and_touches():
 
 
 def test_bytes_are_shared_by_the_kernels_of_an_operation_that_makes_no_product():
-    work = recorded_step(
-        calls(
-            ("operation", "", 0),
-            ("kernel", "a", 0, 1, 1),
-            ("kernel", "b", 0, 1, 1),
-            ("operation", "add bf16", 0, 0, 100, 0, 1),
-        )
-    )
+    kernels, add = [("kernel", name, 0, 1, 1) for name in "ab"], ("operation", "add bf16", 0, 0, 100, 0, 1)
+    work = recorded_step(calls(("operation", "", 0), *kernels, add))
     assert [w.nbytes for w in work] == [50, 50]
 
 

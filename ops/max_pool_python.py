@@ -189,21 +189,17 @@ def _wide(x: Tensor) -> Tensor:
 
 
 FORWARDS = {"loop": loop_max_pool2d, "windows": windows_max_pool2d, "python": python_max_pool2d}
-BACKWARDS = {
-    "loop": loop_max_pool2d_backward,
-    "windows": windows_max_pool2d_backward,
-    "python": python_max_pool2d_backward,
-}
+_BACKWARDS = loop_max_pool2d_backward, windows_max_pool2d_backward, python_max_pool2d_backward
+BACKWARDS = dict(zip(FORWARDS, _BACKWARDS, strict=True))
 
 
 class MaxPoolFunction(torch.autograd.Function):
     """Max pooling in Python, which keeps only the offsets for the backward, and not x."""
 
     @staticmethod
-    def forward(
-        x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, ceil_mode: bool, implementation: str
-    ) -> tuple[Tensor, Tensor]:
-        return FORWARDS[implementation](x, kernel, stride, padding, dilation, ceil_mode)
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+        *others, implementation = arguments
+        return FORWARDS[implementation](*others)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -226,17 +222,9 @@ class MaxPoolBackwardFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        grad: Tensor,
-        offsets: Tensor,
-        input_size: Sequence[int],
-        kernel: Pair,
-        stride: Pair,
-        padding: Pair,
-        dilation: Pair,
-        implementation: str,
-    ) -> Tensor:
-        return BACKWARDS[implementation](grad, offsets, input_size, kernel, stride, padding, dilation)
+    def forward(*arguments: Any) -> Tensor:
+        *others, implementation = arguments
+        return BACKWARDS[implementation](*others)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

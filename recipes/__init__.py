@@ -130,11 +130,9 @@ class Recipe(NamedTuple):
             import_module(self.engine.replace("-", "_"))
         except Exception as error:
             # A broken installation raises whatever it likes when it is imported.
-            raise ConfigError(
-                f"{self.engine} is installed but does not import ({type(error).__name__}: {error})",
-                "in this environment",
-                f"pip install --force-reinstall 'gptscale[{self.engine}]'",
-            ) from error
+            what = f"{self.engine} is installed but does not import ({type(error).__name__}: {error})"
+            fix = f"pip install --force-reinstall 'gptscale[{self.engine}]'"
+            raise ConfigError(what, "in this environment", fix) from error
 
 
 def _row(module: str, config: str, what: str, memory: str, **facts: Any) -> Recipe:

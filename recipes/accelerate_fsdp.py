@@ -72,14 +72,11 @@ def build(run: Run, config: AccelerateFSDPConfig) -> TorchEngine:
     dtype, options = DTYPES[run.config.precision], {"reshard_after_forward": config.reshard_after_forward}
     accelerator, sharded, optimizer = shard(model, unsharded, {model.block}, dtype, **options)
     parameters = dict(sharded.named_parameters())
-    stepper = LibraryOptimizer(
-        optimizer,
-        optimizer.optimizer,
-        parameters,
-        run.config,
-        clip=lambda max_norm: accelerator.clip_grad_norm_(parameters.values(), max_norm),
-        zero_grad=optimizer.zero_grad,
-    )
+
+    def clip(max_norm: float) -> Any:
+        return accelerator.clip_grad_norm_(parameters.values(), max_norm)
+
+    stepper = LibraryOptimizer(optimizer, optimizer.optimizer, parameters, run.config, clip=clip)
     return TorchEngine(run, sharded, stepper, group=dist.group.WORLD, backward=accelerator.backward)
 
 

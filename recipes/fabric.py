@@ -86,14 +86,8 @@ def build(run: Run, config: LightningFabricConfig) -> TorchEngine:
     def clip(max_norm: float) -> Any:
         return fabric.clip_gradients(sharded, optimizer, max_norm=max_norm, error_if_nonfinite=False)
 
-    stepper = LibraryOptimizer(
-        optimizer,
-        optimizer.optimizer,
-        dict(model.named_parameters()),
-        run.config,
-        clip=clip,
-        zero_grad=optimizer.zero_grad,
-    )
+    parameters = dict(model.named_parameters())
+    stepper = LibraryOptimizer(optimizer, optimizer.optimizer, parameters, run.config, clip=clip)
     set_grad_sync = holding_back(lambda: fabric.no_backward_sync(sharded))
     return TorchEngine(
         run, sharded, stepper, group=dist.group.WORLD, set_grad_sync=set_grad_sync, backward=fabric.backward

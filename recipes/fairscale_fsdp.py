@@ -101,15 +101,7 @@ def build(run: Run, config: FairscaleFSDPConfig) -> TorchEngine:
         # The last shard is padded.
         return shards_of_range(name, tensor.flatten()[: max(0, n - begin)], shape, begin)
 
-    stepper = LibraryOptimizer(
-        optimizer,
-        optimizer,
-        parameters,
-        run.config,
-        clip=sharded.clip_grad_norm_,
-        zero_grad=optimizer.zero_grad,
-        boxes=boxes,
-    )
+    stepper = LibraryOptimizer(optimizer, optimizer, parameters, run.config, clip=sharded.clip_grad_norm_, boxes=boxes)
     return TorchEngine(run, sharded, stepper, group=dist.group.WORLD, set_grad_sync=holding_back(sharded.no_sync))
 
 

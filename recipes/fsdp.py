@@ -64,11 +64,8 @@ class FSDPConfig(RecipeConfig):
         world_size = run.world.world_size
         if world_size % self.dp_replicate_size:
             divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
-            raise ConfigError(
-                f"world {world_size} is not divisible by dp_replicate_size {self.dp_replicate_size}",
-                "in --dp-replicate-size",
-                f"use one of {divisors}",
-            )
+            what = f"world {world_size} is not divisible by dp_replicate_size {self.dp_replicate_size}"
+            raise ConfigError(what, "in --dp-replicate-size", f"use one of {divisors}")
 
 
 def shard(

@@ -64,15 +64,10 @@ def has_stages(row: Recipe) -> bool:
     return row.engine == "torch" and "pp" in row.axes
 
 
-def hides_loss_scale(row: Recipe) -> bool:
-    """Return whether a library keeps the loss scale to itself, of those that have no pairs of their own."""
-    return row.engine not in ("torch", "deepspeed", "colossalai", "transformers")
-
-
 FP8_INSTEAD = f"use bf16, or fp8 with {names_with(lambda row: row.fp8)}"
 OWN_OPTIMIZER = f"use {names_with(lambda row: not row.library_optimizer)}"
 UNSUPPORTED = (
-    Pair(hides_loss_scale, "precision", ("fp16",),
+    Pair(trained_by("fairscale", "accelerate", "lightning-fabric"), "precision", ("fp16",),
          "these libraries keep their loss scale to themselves, it could be neither saved nor compared",
          "use bf16, or fp16 with ddp, fsdp or zero1 to zero3"),
     Pair(lambda row: row.library_optimizer, "optimizer_state", ("bf16", "8bit"),
@@ -130,15 +125,21 @@ UNSUPPORTED = (
 )  # fmt: skip
 
 
+def takes_any_model(row: Recipe) -> bool:
+    """Return whether a recipe splits the batch alone, and so knows no weight by its name."""
+    return row.axes in ((), ("dp",)) and not has_transformers_model(row)
+
+
 def check(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> None:
     """Raise ConfigError if `recipe` does not work with one of the run's options."""
+    if config.is_own and not takes_any_model(RECIPES[recipe]):
+        what = f"{recipe} cuts weights, sequences or stages that it knows by their names in the presets"
+        fix = f"use {names_with(takes_any_model)}, or gptscale fit, which writes a tensor or pipeline program for any model"
+        raise ConfigError(what, "in --model", fix)
     for pair in UNSUPPORTED:
         value = getattr(config, pair.option)
         if value not in pair.values or recipe not in pair.recipes:
             continue
         if pair.only_if is None or getattr(recipe_config, pair.only_if[0]) in pair.only_if[1]:
-            raise ConfigError(
-                f"{recipe} does not work with {pair.option} {value}: {pair.why}",
-                f"in {option_of(pair.option)}",
-                pair.instead,
-            )
+            what = f"{recipe} does not work with {pair.option} {value}: {pair.why}"
+            raise ConfigError(what, f"in {option_of(pair.option)}", pair.instead)

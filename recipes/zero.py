@@ -112,8 +112,9 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
     check_by_deepspeed(json, config.ds_config)
     if config.stage == 3:
         model = meta_gpt(run, deepspeed.zero.Init(config_dict_or_path=json))
-        # The model uses the head's matrix outside its module.
-        deepspeed.zero.register_external_parameter(model, model.head_weight)
+        if hasattr(model, "head_weight"):
+            # The model uses the head's matrix outside its module.
+            deepspeed.zero.register_external_parameter(model, model.head_weight)
     else:
         model = materialise(meta_gpt(run), run, run.world.device)
     names = dict(model.named_parameters())
@@ -127,6 +128,8 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
         ds = shard(model, kind(groups, **options), json)
     stepper = ZeroOptimizer(ds, names, adamw=run.config.optimizer == "adamw", swap=swap)
     stepper.initialise(run.gpt, run.config.seed)
+    if run.config.is_own:
+        model.set_buffers(run)  # type: ignore[operator]
     return TorchEngine(
         run,
         ds,

@@ -101,18 +101,12 @@ def booktabs(rows: Sequence[Mapping[str, str]], *, left: Collection[str], notes:
         for cells in (rows[0], *(row.values() for row in rows))
     ]
     columns = "".join("l" if title in left else "r" for title in rows[0])
-    return "\n".join(
-        [
-            *(f"% {' '.join(note.split())}" for note in notes),
-            f"\\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-            head,
-            r"\midrule",
-            *lines,
-            r"\bottomrule",
-            "\\end{tabular}\n",
-        ]
+    comments = [f"% {' '.join(note.split())}" for note in notes]
+    begin, end = (
+        [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule"],
+        [r"\bottomrule", "\\end{tabular}\n"],
     )
+    return "\n".join([*comments, *begin, *lines, *end])
 
 
 def picture_bytes(figure: Figure, kind: str = "png") -> bytes:

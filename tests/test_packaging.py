@@ -31,14 +31,8 @@ def wheel(tmp_path_factory, quick_compiler):
     """The names in a wheel built from a copy, so that the checkout stays clean."""
     pytest.importorskip("build")
     out, copy = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("copy") / "gptscale"
-    files = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=30,
-    )
+    command = ["git", "ls-files", "-co", "--exclude-standard"]
+    files = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=30)
     for name in files.stdout.splitlines():
         if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,11 @@ class BackgroundSave:
         self._thread.start()
 
     def _write(self, draft: Draft, shards: list[Shard], manifest: dict[str, Any], keep: int) -> None:
-        _let_others_first()
+        # Leave the processors to the steps where there are not enough. While the run waits for the save, they are free. Linux
+        # gives each thread a niceness of its own, elsewhere it would be that of the process.
+        with suppress(OSError):
+            if sys.platform == "linux":
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         try:
             write(draft, shards, manifest, keep=keep, gather=lambda value: gather_objects(value, self._group))
         except BaseException as error:
@@ -71,14 +75,6 @@ class BackgroundSave:
         self._thread = None
         if self._failure is not None:
             raise self._failure
-
-
-def _let_others_first() -> None:
-    """Leave the processors to the steps where there are not enough. While the run waits for the save, they are free."""
-    # Linux gives each thread a niceness of its own, elsewhere it would be that of the process.
-    if sys.platform == "linux":
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _aside(shard: Shard) -> Shard:

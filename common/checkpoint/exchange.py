@@ -22,22 +22,21 @@ from gptscale.common.checkpoint.manifest import reading
 from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.checkpoint.writer import Draft, groups, write
 from gptscale.common.errors import ConfigError
+from gptscale.common.model.hf_weights import INDEX, safetensors_in
 from gptscale.common.settings.families import FAMILIES, MODELS, in_transformers
 from gptscale.common.settings.run_config import SHAPE, RunConfig
 from gptscale.common.settings.shape import ModelConfig, Weight
 from gptscale.common.state import Shard, shard_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-INDEX = "model.safetensors.index.json"
 
 
 def shape_of(reader: Reader) -> ModelConfig:
     """Return the shape of the model of a checkpoint. Raises ConfigError if that is none of a family."""
     work = reader.manifest["workload"]
     if work.get("model") not in MODELS:
-        raise ConfigError(
-            "its model is no preset of gptscale run", f"in {reader.path}", "name a run of a language model"
-        )
+        what = "its model is no preset of gptscale run"
+        raise ConfigError(what, f"in {reader.path}", "name a run of a language model")
     return RunConfig(**{name: work[name] for name in ("model", *SHAPE)}).gpt()
 
 
@@ -55,10 +54,8 @@ def to_transformers(reader: Reader, folder: Path) -> None:
     vars(model.config).pop("_attn_implementation_autoset", None)
     model.config.save_pretrained(folder)
     files: dict[str, str] = {}
-    weights = (
-        shard_of(hf_name, _theirs(reader.read(f"model/{name}"), weight, shape, theirs))
-        for weight, name, hf_name in shape.parameters()
-    )
+    named = ((hf, row, reader.read(f"model/{name}")) for row, name, hf in shape.parameters())
+    weights = (shard_of(hf_name, _theirs(value, weight, shape, theirs)) for hf_name, weight, value in named)
     for number, group in enumerate(groups(weights), 1):
         file = f"model-{number:05d}.safetensors"
         save_file({shard.name: shard.tensor for shard in group}, folder / file, metadata={"format": "pt"})
@@ -110,13 +107,8 @@ def from_transformers(folder: Path, target: Path) -> Path:
     from safetensors import safe_open
 
     shape, name = _known_shape(folder)
-    index = folder / INDEX
-    where: dict[str, Path] = {}
     with reading(folder):
-        files = {*json.loads(index.read_text())["weight_map"].values()} if index.is_file() else {"model.safetensors"}
-        for file in sorted(files):
-            with safe_open(folder / Path(file).name, framework="pt") as opened:
-                where |= dict.fromkeys(opened.keys(), folder / Path(file).name)
+        where = safetensors_in(folder)
 
     def read(kind: str, hf_name: str) -> Tensor | None:
         if kind != "model":
@@ -145,9 +137,8 @@ def from_dcp(folder: Path, config: Path, target: Path) -> Path:
 
     def tensor(key: str) -> Tensor:
         if not hasattr(known.get(key), "size"):
-            raise ConfigError(
-                f"{folder} has no tensor {key}", "in gptscale checkpoint", f"it has {min(known, default='none')}"
-            )
+            what = f"{folder} has no tensor {key}"
+            raise ConfigError(what, "in gptscale checkpoint", f"it has {min(known, default='none')}")
         state = {key: torch.empty(known[key].size, dtype=known[key].properties.dtype)}
         with _alone(), reading(folder):
             dcp.load(state, checkpoint_id=folder)

@@ -114,8 +114,5 @@ def check_free(folder: Path, *, saves: int, keep: int, checkpoint_bytes: int, lo
     free = shutil.disk_usage(nearest).free
     if needed > free:
         checkpoints = f"{n_checkpoints} checkpoints of {checkpoint_bytes:,} and " if n_checkpoints else ""
-        raise StorageError(
-            f"the run needs {needed:,} bytes on the disk ({checkpoints}{log_bytes:,} of logs), {free:,} are free",
-            f"in {nearest}",
-            "free space, save fewer checkpoints or point --out elsewhere",
-        )
+        what = f"the run needs {needed:,} bytes on the disk ({checkpoints}{log_bytes:,} of logs), {free:,} are free"
+        raise StorageError(what, f"in {nearest}", "free space, save fewer checkpoints or point --out elsewhere")

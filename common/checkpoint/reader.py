@@ -84,20 +84,17 @@ class Reader:
 
     def verify(self) -> Reader:
         """Compare the SHA-256 of every file with the manifest, check that all numbers are finite, and return this reader."""
+        import safetensors
+
         for entry in self.manifest["files"]:
             with reading(self.path):
                 if sha256_of(self.path / entry["file"]) != entry["sha256"]:
                     raise self._damaged(entry["file"], "does not match its SHA-256")
-                self._check_finite(entry)
+                with safetensors.safe_open(self.path / entry["file"], framework="pt") as file:
+                    for box in entry["boxes"]:
+                        if not is_finite(file.get_tensor(box["key"])):
+                            raise self._damaged(f"tensor {box['name']!r}", "holds NaN or Inf")
         return self
-
-    def _check_finite(self, entry: dict[str, Any]) -> None:
-        import safetensors
-
-        with safetensors.safe_open(self.path / entry["file"], framework="pt") as file:
-            for box in entry["boxes"]:
-                if not is_finite(file.get_tensor(box["key"])):
-                    raise self._damaged(f"tensor {box['name']!r}", "holds NaN or Inf")
 
     def read(self, name: str, offset: tuple[int, ...] | None = None, shape: tuple[int, ...] | None = None) -> Tensor:
         """Return one box of tensor `name` on the CPU.
@@ -209,9 +206,8 @@ def newest_valid(folder: Path, say: Any = print) -> Reader:
         except CheckpointError as error:
             aside = set_aside(path, "corrupt").name
             say(f"gptscale: warning: {error.what}, in {path}, set aside as {aside}, falling back to the one before")
-    raise CheckpointError(
-        "no checkpoint that verifies", f"in {folder}", "start anew without --resume, or give --resume PATH"
-    )
+    what = "no checkpoint that verifies"
+    raise CheckpointError(what, f"in {folder}", "start anew without --resume, or give --resume PATH")
 
 
 def newest_readable(folder: Path) -> Reader | None:

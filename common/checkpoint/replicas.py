@@ -53,11 +53,8 @@ class ReplicaCheck:
     def require_replicas(self) -> None:
         """Raise ConfigError, on every rank, if no two ranks hold the same part of what a checkpoint has."""
         if not self._find_holders():
-            raise ConfigError(
-                "no two ranks hold the same part of what a checkpoint has, so that there are no bits to compare",
-                "in --check-replicas",
-                "leave it out, or use a recipe with copies, such as ddp",
-            )
+            what = "no two ranks hold the same part of what a checkpoint has, so that there are no bits to compare"
+            raise ConfigError(what, "in --check-replicas", "leave it out, or use a recipe with copies, such as ddp")
 
     def __call__(self, step: int) -> None:
         """Compare now, in a call that every rank must make. All raise NumericError if replicas differ."""

@@ -108,17 +108,13 @@ def write(
         shutil.rmtree(temporary, ignore_errors=True)
         raise failures[0]
     if rank == 0:
-        _rotate(folder, keep)
+        for old in step_folders(folder)[keep:]:
+            try:
+                shutil.rmtree(retire(old), ignore_errors=True)
+            except OSError as error:
+                # What cannot be deleted costs space and not the run.
+                print(f"gptscale: warning: {old.name} is not deleted ({error.strerror}), in {folder}", flush=True)
     return draft.target
-
-
-def _rotate(folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints. What cannot be deleted costs space and not the run."""
-    for old in step_folders(folder)[keep:]:
-        try:
-            shutil.rmtree(retire(old), ignore_errors=True)
-        except OSError as error:
-            print(f"gptscale: warning: {old.name} is not deleted ({error.strerror}), in {folder}", flush=True)
 
 
 def _rank() -> int:
@@ -141,9 +137,8 @@ def _write_files(folder: Path, rank: int, shards: Iterable[Shard]) -> Iterator[d
         tensors = {f"{s.name}@{','.join(map(str, s.offset))}": s.tensor for s in group}
         for key, tensor in tensors.items():
             if not is_finite(tensor):
-                raise NumericError(
-                    f"{key.split('@')[0]} holds NaN or Inf", "while saving", "resume from the checkpoint before"
-                )
+                what = f"{key.split('@')[0]} holds NaN or Inf"
+                raise NumericError(what, "while saving", "resume from the checkpoint before")
         name, digest, size = f"rank-{rank:05d}-{index:04d}.safetensors", hashlib.sha256(), 0
         with open_durably(folder / name) as file:
             for piece in _safetensors(tensors):
@@ -152,14 +147,8 @@ def _write_files(folder: Path, rank: int, shards: Iterable[Shard]) -> Iterator[d
         if sha256_of(folder / name) != digest.hexdigest():
             raise StorageError(f"{name} reads back differently from what was written", f"in {folder}", "check the disk")
         boxes = [
-            {
-                "name": s.name,
-                "key": key,
-                "dtype": dtype_name(s.tensor.dtype),
-                "offset": s.offset,
-                "shape": tuple(s.tensor.shape),
-                "whole": s.shape,
-            }
+            {"name": s.name, "key": key, "dtype": dtype_name(s.tensor.dtype)}
+            | {"offset": s.offset, "shape": tuple(s.tensor.shape), "whole": s.shape}
             for key, s in zip(tensors, group, strict=True)
         ]
         yield {"file": name, "size": size, "sha256": digest.hexdigest(), "boxes": boxes}

@@ -33,9 +33,8 @@ def map_ids(path: Path) -> np.ndarray:
     if header and header[0] in LLMC_MAGICS:
         magic, version, count = (*header, None, None)[:3]
         if (magic, version) != (LLMC_MAGIC, LLMC_VERSION):
-            raise DataError(
-                f"magic {magic} version {version}, expected {LLMC_MAGIC} version {LLMC_VERSION}", where, FIX
-            )
+            what = f"magic {magic} version {version}, expected {LLMC_MAGIC} version {LLMC_VERSION}"
+            raise DataError(what, where, FIX)
         offset = LLMC_HEADER_BYTES
         if count is None or size != offset + 2 * count:
             expected = (
@@ -79,9 +78,8 @@ def write_bin(path: Path, parts: Iterable[np.ndarray], layout: Layout = "nanogpt
 
 def _llmc_header(count: int, path: Path) -> bytes:
     if count > np.iinfo(np.int32).max:
-        raise StorageError(
-            f"{count} tokens are more than llm.c's header can count", f"in {path}", "use --layout nanogpt"
-        )
+        what = f"{count} tokens are more than llm.c's header can count"
+        raise StorageError(what, f"in {path}", "use --layout nanogpt")
     header = np.zeros(LLMC_HEADER_BYTES // 4, dtype="<i4")
     header[:3] = LLMC_MAGIC, LLMC_VERSION, count
     return header.tobytes()

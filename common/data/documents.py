@@ -92,9 +92,8 @@ def hugging_face(name: str, where: str) -> Iterable[Document]:
         raise DataError(f"dataset {path!r} has no split {split!r}", where, f"use one of: {' '.join(map(str, dataset))}")
     rows = dataset[split] if isinstance(dataset, dict) else dataset
     if column not in rows.column_names:
-        raise DataError(
-            f"dataset {path!r} has no column {column!r}", where, f"use one of: {' '.join(rows.column_names)}"
-        )
+        what = f"dataset {path!r} has no column {column!r}"
+        raise DataError(what, where, f"use one of: {' '.join(rows.column_names)}")
     if rows.features[column].dtype not in ("string", "large_string"):
         raise DataError(f"column {column!r} of {path!r} is {rows.features[column].dtype}, expected string", where, HOW)
     return ([row[column] or ""] for row in rows.select_columns([column]))

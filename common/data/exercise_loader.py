@@ -45,14 +45,8 @@ class ExerciseBatches(Batches):
 
     def __init__(self, run: Run, n_sequences: int, workers: int, data_rank: int, data_size: int) -> None:
         source = Synthetic(run.gpt.vocab_size, run.config.seed, n_sequences * run.seq_len + 1)
-        super().__init__(
-            source,
-            seq_len=run.seq_len,
-            global_batch_size=run.batch.global_batch_size,
-            seed=run.config.seed,
-            data_rank=data_rank,
-            data_size=data_size,
-        )
+        sizes = {"seq_len": run.seq_len, "global_batch_size": run.batch.global_batch_size, "seed": run.config.seed}
+        super().__init__(source, **sizes, data_rank=data_rank, data_size=data_size)
         if n_sequences < self.global_batch_size:
             what = f"{n_sequences} sequences are less than a global batch of {self.global_batch_size}"
             raise ConfigError(what, "in --data-size", f"use {self.global_batch_size} or more")

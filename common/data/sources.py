@@ -95,11 +95,9 @@ class Array:
     def _check(self, ids: np.ndarray, start: int) -> None:
         if len(ids) and int(ids.max()) >= self.vocab_size:
             first = int(np.argmax(ids >= self.vocab_size))
-            raise DataError(
-                f"token id {int(ids[first])} is outside the vocabulary of {self.vocab_size}",
-                f"in {self.name} at token {start + first}",
-                "use the --model or --vocab-size that the file was made for",
-            )
+            what = f"token id {int(ids[first])} is outside the vocabulary of {self.vocab_size}"
+            fix = "use the --model or --vocab-size that the file was made for"
+            raise DataError(what, f"in {self.name} at token {start + first}", fix)
 
 
 class SourceSpan:
@@ -151,11 +149,8 @@ def open_source(data: str, *, tokenizer: str = "bytes", vocab_size: int, seed: i
         return Array(map_ids(existing_file(Path(data), "in --data")), vocab_size, data)
     encoder = get_tokenizer(tokenizer)
     if encoder.vocab_size > vocab_size:
-        raise ConfigError(
-            f"tokenizer {tokenizer} has {encoder.vocab_size} ids, the model's vocabulary {vocab_size}",
-            "in --tokenizer",
-            f"use --vocab-size {encoder.vocab_size} or another tokenizer",
-        )
+        what = f"tokenizer {tokenizer} has {encoder.vocab_size} ids, the model's vocabulary {vocab_size}"
+        raise ConfigError(what, "in --tokenizer", f"use --vocab-size {encoder.vocab_size} or another tokenizer")
     if (data, tokenizer) == ("stdlib", "bytes"):
         ids, known = library_ids()
         return Array(ids, vocab_size, data, known, encoder.id_bytes)

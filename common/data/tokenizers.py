@@ -78,9 +78,8 @@ class GPT2Tokenizer:
             # The Rust library has no narrower class for a file that it cannot read.
             raise DataError(f"{folder} holds no byte-pair encoding ({_first_line(error)})", WHERE, FIX) from None
         if self.vocab_size > IDS_MAX:
-            raise ConfigError(
-                f"tokenizer {folder} has {self.vocab_size} ids, at most {IDS_MAX} fit 16 bits", WHERE, FIX
-            )
+            what = f"tokenizer {folder} has {self.vocab_size} ids, at most {IDS_MAX} fit 16 bits"
+            raise ConfigError(what, WHERE, FIX)
         if ids != set(range(self.vocab_size)):
             what = f"{folder} has ids from {min(ids)} to {max(ids)}, expected {self.vocab_size} without a gap"
             raise DataError(what, WHERE, FIX)
@@ -118,9 +117,8 @@ def get_tokenizer(name: str) -> Tokenizer:
         return GPT2Tokenizer(Path(name))
     if name == "gpt2":
         return GPT2Tokenizer(_hub_folder(name))
-    raise ConfigError(
-        f"unknown tokenizer {name!r}", WHERE, "use bytes, gpt2, or a folder with vocab.json and merges.txt"
-    )
+    what = f"unknown tokenizer {name!r}"
+    raise ConfigError(what, WHERE, "use bytes, gpt2, or a folder with vocab.json and merges.txt")
 
 
 def _hub_folder(repository: str) -> Path:

@@ -110,9 +110,8 @@ def check_tp(run: Run) -> None:
     for what, size in cut_sizes.items():
         if size % tp_size:
             fits = [n for n in range(1, gpt.n_head + 1) if all(s % n == 0 for s in cut_sizes.values())]
-            raise ConfigError(
-                f"{what} {size} is not divisible by tp_size {tp_size}", "in --tp-size", f"use one of {fits}"
-            )
+            fix = f"use one of {fits}"
+            raise ConfigError(f"{what} {size} is not divisible by tp_size {tp_size}", "in --tp-size", fix)
 
 
 def check_async_tp(run: Run) -> None:

@@ -56,15 +56,8 @@ class PlainOptimizer(LibraryOptimizer):
         kind, options = torch_optimizer(run.config)
         options.pop("fused", None)
         plain = kind(decay_groups(parameters.values(), run.config.weight_decay), **options)
-        super().__init__(
-            plain,
-            plain,
-            parameters,
-            run.config,
-            clip=partial(torch.nn.utils.clip_grad_norm_, list(parameters.values())),
-            zero_grad=plain.zero_grad,
-            boxes=TensorLayout(run.gpt).boxes,
-        )
+        clip = partial(torch.nn.utils.clip_grad_norm_, list(parameters.values()))
+        super().__init__(plain, plain, parameters, run.config, clip=clip, boxes=TensorLayout(run.gpt).boxes)
         # It counts its steps on the host, unlike the fused one.
         for state in plain.state.values():
             state["step"] = state["step"].cpu()

@@ -86,17 +86,13 @@ class GpuClock:
             reason: [getattr(self._nvml, f"nvmlClocksThrottleReason{name}", 0) for name in names]
             for reason, names in REASONS.items()
         }
-        power_w = None
+        power_w, before = None, self._violated_s
         if energy_j is not None and self._energy_j is not None:
             power_w = (energy_j - self._energy_j) / seconds
         return GpuTime(
             clock_mhz=self._ask("ClockInfo", "CLOCK_SM"),
             clock_max_mhz=self._ask("MaxClockInfo", "CLOCK_SM"),
             power_w=power_w,
-            throttled={
-                reason: min(1.0, (s - self._violated_s[reason]) / seconds)
-                for reason, s in violated_s.items()
-                if reason in self._violated_s
-            },
+            throttled={r: min(1.0, (s - before[r]) / seconds) for r, s in violated_s.items() if r in before},
             reasons=tuple(reason for reason, masks in bits_of_reason.items() if any(bits & mask for mask in masks)),
         )

@@ -13,12 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from gptscale.common.measure.flops import (
-    handout_flops_per_token,
-    hardware_flops_per_token,
-    model_flops_per_token,
-    palm_flops_per_token,
-)
+from gptscale.common.measure import flops
 from gptscale.common.settings.run_config import Precision
 from gptscale.common.settings.shape import ModelConfig
 
@@ -121,7 +116,7 @@ def speed(
     def utilisation(flops_per_token: float) -> float | None:
         return None if peak_tflops is None else tflops(flops_per_token) / peak_tflops
 
-    model = model_flops_per_token(gpt, seq_len)
+    model = flops.model_flops_per_token(gpt, seq_len)
     measured = Speed(
         step_time_s_median=median,
         step_time_s_p10=p10,
@@ -132,18 +127,15 @@ def speed(
     )
     if precision == "fp8":
         mixed = fp8_seconds_per_token(gpt, seq_len, peak_tflops, bf16_peak_tflops)
-        return replace(
-            measured,
-            fp8_tflops_per_device=tflops(model),
-            fp8_mixed_utilisation=None if mixed is None else mixed * per_device,
-        )
+        used = None if mixed is None else mixed * per_device
+        return replace(measured, fp8_tflops_per_device=tflops(model), fp8_mixed_utilisation=used)
     return replace(
         measured,
         tflops_per_device=tflops(model),
         mfu=utilisation(model),
-        mfu_palm=utilisation(palm_flops_per_token(gpt, seq_len)),
-        hfu=utilisation(hardware_flops_per_token(gpt, seq_len, activation_checkpointing)),
-        handout_tflops=tflops(handout_flops_per_token(gpt)),
+        mfu_palm=utilisation(flops.palm_flops_per_token(gpt, seq_len)),
+        hfu=utilisation(flops.hardware_flops_per_token(gpt, seq_len, activation_checkpointing)),
+        handout_tflops=tflops(flops.handout_flops_per_token(gpt)),
     )
 
 
@@ -158,5 +150,5 @@ def fp8_seconds_per_token(
     if fp8_peak_tflops is None or bf16_peak_tflops is None:
         return None
     blocks = 6.0 * gpt.n_layer * sum(gpt.block_matrices)
-    rest = model_flops_per_token(gpt, seq_len) - blocks
+    rest = flops.model_flops_per_token(gpt, seq_len) - blocks
     return (blocks / fp8_peak_tflops + rest / bf16_peak_tflops) / 1e12

@@ -171,15 +171,9 @@ def apply_float8(blocks: Iterable[nn.Module]) -> None:
 def check_shapes(run: Run) -> None:
     """Raise ConfigError if a run in fp8 has a hidden size, or rows of a micro-batch, that are no multiple of `TILE`."""
     if run.gpt.n_embd % TILE:
-        raise ConfigError(
-            f"n_embd {run.gpt.n_embd} is no multiple of {TILE}, as fp8 wants it",
-            "in --precision",
-            f"use --n-embd {-(-run.gpt.n_embd // TILE) * TILE}, or bf16",
-        )
+        what = f"n_embd {run.gpt.n_embd} is no multiple of {TILE}, as fp8 wants it"
+        raise ConfigError(what, "in --precision", f"use --n-embd {-(-run.gpt.n_embd // TILE) * TILE}, or bf16")
     micro, fits = run.batch.micro_batch_size, TILE // math.gcd(TILE, run.seq_len)
     if micro % fits:
-        raise ConfigError(
-            f"micro_batch_size {micro} x seq_len {run.seq_len} rows are no multiple of {TILE}, as fp8 wants it",
-            "in --precision",
-            f"use a --micro-batch-size that {fits} divides, or bf16",
-        )
+        what = f"micro_batch_size {micro} x seq_len {run.seq_len} rows are no multiple of {TILE}, as fp8 wants it"
+        raise ConfigError(what, "in --precision", f"use a --micro-batch-size that {fits} divides, or bf16")

@@ -127,7 +127,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.wte: Any = nn.Embedding(config.padded_vocab_size, config.n_embd)
-        self.wpe: Any = nn.Embedding(config.block_size, config.n_embd) if config.has_positions else None
+        has_positions = any(weight.cut == "positions" for weight in config.weights().first)
+        self.wpe: Any = nn.Embedding(config.block_size, config.n_embd) if has_positions else None
         self.blocks: Any = nn.ModuleList(self.block(config) for _ in range(config.n_layer))
         self.ln_f: Any = norm
         self.head: Any = None if config.is_tied else nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)

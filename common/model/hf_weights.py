@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +11,21 @@ from torch import Tensor
 
 from gptscale.common.model.gpt import Decoder
 from gptscale.common.settings.families import FAMILIES, in_transformers, model_class
+
+INDEX = "model.safetensors.index.json"
+
+
+def safetensors_in(folder: Path) -> dict[str, Path]:
+    """Return the file of each tensor in a folder of transformers, none if it has no safetensors."""
+    from safetensors import safe_open
+
+    index, whole = folder / INDEX, folder / "model.safetensors"
+    files = {*json.loads(index.read_text())["weight_map"].values()} if index.is_file() else {whole.name}
+    where: dict[str, Path] = {}
+    for path in (folder / Path(file).name for file in sorted(files) if index.is_file() or whole.is_file()):
+        with safe_open(path, framework="pt") as opened:
+            where |= dict.fromkeys(opened.keys(), path)
+    return where
 
 
 @torch.no_grad()

@@ -37,13 +37,15 @@ def init_rows(
     A block has at most `INIT_BLOCK` elements, or is one row. Each block has a seed of its own, so that a rank which needs a few
     rows draws only the blocks that they lie in.
     """
-    weight = gpt.weight(name)
+    weight, block = gpt.weight(name), max(1, INIT_BLOCK // math.prod(shape[1:]))
+    if (given := gpt.given(name)) is not None:
+        yield from ((i, given[i : min(i + block, end)]) for i in range(begin, end, block))
+        return
     if not weight.is_matrix:
         value = 0.0 if name.endswith("bias") else 1.0
         yield begin, torch.full((end - begin, *shape[1:]), value)
         return
     std = 0.02 / math.sqrt(2 * gpt.n_layer) if weight.cut == "columns" else 0.02
-    block = max(1, INIT_BLOCK // math.prod(shape[1:]))
     for first in range(begin // block * block, end, block):
         last = min(first + block, shape[0])
         # The CPU generator of torch uses 32 bits of its seed and drops the rest. A hash brings name, seed and row into them.

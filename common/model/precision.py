@@ -41,17 +41,11 @@ def check_gpu_precision(precision: Precision, device: torch.device) -> None:
     capability = torch.cuda.get_device_capability(device)
     major, minor = capability
     if precision == "bf16" and not supports_bf16(capability):
-        raise ConfigError(
-            f"bf16 needs Ampere (8.0) or newer, not compute capability {major}.{minor}",
-            "in --precision",
-            "use fp16, which scales its loss",
-        )
+        what = f"bf16 needs Ampere (8.0) or newer, not compute capability {major}.{minor}"
+        raise ConfigError(what, "in --precision", "use fp16, which scales its loss")
     if precision == "fp8" and not supports_fp8(capability):
-        raise ConfigError(
-            f"fp8 needs an NVIDIA GPU of compute capability 8.9 (Ada, Hopper) or newer, this one has {major}.{minor}",
-            "in --precision",
-            "use bf16",
-        )
+        what = f"fp8 needs an NVIDIA GPU of compute capability 8.9 (Ada, Hopper) or newer, this one has {major}.{minor}"
+        raise ConfigError(what, "in --precision", "use bf16")
 
 
 def emulation(precision: str, device: torch.device) -> list[str]:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gptscale.common.errors import ConfigError
 from gptscale.common.measure.live_state import Offload, StateTensor, StepMeter, held_by_torch
 from gptscale.common.model.precision import LossScale
 from gptscale.common.optim.compact_adamw import CompactAdamW
@@ -98,7 +99,8 @@ class FusedOptimizer(Stepper):
         """
         by_replicas: dict[int, list[Tensor]] = {}
         for name, p in self.parameters.items():
-            assert p.grad is not None, "every parameter of the model takes part in every step"
+            if p.grad is None:
+                raise ConfigError(f"{name} got no gradient", "in this step", "use a model whose every weight does")
             by_replicas.setdefault(replicas(p) * self.copies.get(name, 1), []).append(local(p.grad))
         squares = [torch.stack(torch._foreach_norm(g)).float().square().sum() / n for n, g in by_replicas.items()]
         total = torch.stack(squares).sum()

@@ -204,7 +204,10 @@ def run_program(request: dict[str, Any]) -> int:
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     os.umask(request["umask"])
-    _set_threads(threads)
+    now = os.environ.get("OMP_NUM_THREADS")
+    if now != threads and "torch" in sys.modules:
+        # As many as torch would read there if it were loaded now.
+        sys.modules["torch"].set_num_threads(int(now) if now else len(os.sched_getaffinity(0)))
     target = request["target"]
     # ps shows the command line of the parent for all its children, so each has a name: its rank, or its program.
     rank = request["env"].get("RANK")
@@ -237,13 +240,6 @@ def run_program(request: dict[str, Any]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     return int(status or 0) & 0xFF
-
-
-def _set_threads(before: str | None) -> None:
-    """Give torch the number of threads that it would read from OMP_NUM_THREADS if it were loaded now."""
-    now = os.environ.get("OMP_NUM_THREADS")
-    if now != before and "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(int(now) if now else len(os.sched_getaffinity(0)))
 
 
 if __name__ == "__main__":

@@ -51,13 +51,9 @@ def launch(program: Program, nproc: int, *, environment: Mapping[str, str] | Non
         with memory_file("rendezvous") as rendezvous, memory_file("heartbeats") as heartbeats:
             # What a rank starts does not import from the current folder either.
             variables = {**os.environ, **(environment or {}), **({"PYTHONSAFEPATH": "1"} if program.is_ours else {})}
-            variables |= {
-                RENDEZVOUS: rendezvous,
-                HEARTBEATS: heartbeats,
-                "WORLD_SIZE": str(nproc),
-                "LOCAL_WORLD_SIZE": str(nproc),
-                "GLOO_SOCKET_IFNAME": variables.get("GLOO_SOCKET_IFNAME", "lo"),
-            }
+            variables |= {RENDEZVOUS: rendezvous, HEARTBEATS: heartbeats}
+            variables |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(nproc))
+            variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
             for rank in range(nproc):
                 ranks.append(
                     start_process(program, {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}, fork=fork)

@@ -49,7 +49,12 @@ def open_store(rank: int, timeout_s: float) -> dist.Store:
         raise ConfigError("MASTER_ADDR is not set", "in the environment", START)
     port = whole_number("MASTER_PORT", None, 1, 65535)
     if serves := rank_0_serves() and rank == 0:
-        _check_free(port)
+        try:
+            socket.create_server(("", port)).close()
+        except OSError as error:
+            is_taken = error.errno == errno.EADDRINUSE
+            why = f"is in use by {listener(port)}" if is_taken else f"cannot be opened ({error.strerror})"
+            raise ConfigError(f"port {port} {why}", "in MASTER_PORT", "use another") from None
     else:
         reach(address, port, REACH_S)
     try:
@@ -95,15 +100,6 @@ def whole_number(name: str, default: int | None, low: int, high: int) -> int:
     if not (text.isascii() and text.isdecimal() and low <= int(text[:10]) <= high):
         raise ConfigError(f"{name} is {text[:40]!r}, expected {low} to {high}", "in the environment", START)
     return int(text)
-
-
-def _check_free(port: int) -> None:
-    try:
-        socket.create_server(("", port)).close()
-    except OSError as error:
-        is_taken = error.errno == errno.EADDRINUSE
-        why = f"is in use by {listener(port)}" if is_taken else f"cannot be opened ({error.strerror})"
-        raise ConfigError(f"port {port} {why}", "in MASTER_PORT", "use another") from None
 
 
 def listener(port: int) -> str:

@@ -104,9 +104,8 @@ class RollCall:
         except RuntimeError as error:
             # torch raises it for every error of a store.
             reason = str(error).splitlines()[0][:160]
-            raise PeerError(
-                f"rank 0 ended or fell silent before the start ({reason})", WHERE, "see its own message"
-            ) from None
+            what = f"rank 0 ended or fell silent before the start ({reason})"
+            raise PeerError(what, WHERE, "see its own message") from None
         if isinstance(outcome, Refusal):
             # A rank that never came does not read.
             self.leave(READ_S if outcome.status == PeerError.exit_status else REACH_S)
@@ -142,11 +141,8 @@ class RollCall:
                         if isinstance(facts[rank], Refusal):
                             return Refusal(*facts[rank])
                 if time.monotonic() > deadline and len(facts) < self.world_size:
-                    raise PeerError(
-                        f"rank {_listed(missing)} did not come within {timeout_s:g} s",
-                        WHERE,
-                        "look for its own message",
-                    )
+                    what = f"rank {_listed(missing)} did not come within {timeout_s:g} s"
+                    raise PeerError(what, WHERE, "look for its own message")
                 time.sleep(POLL_S if len(facts) < self.world_size else 0.0)
             check_same_on_ranks([facts[rank] for rank in range(self.world_size)])
         except (ConfigError, PeerError) as error:

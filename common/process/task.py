@@ -41,12 +41,8 @@ def run_captured(
     After `timeout` seconds the program is ended, and subprocess.TimeoutExpired raised.
     """
     pipes = {name: os.pipe() for name in ("stdout", "stderr")}
-    process = start_process(
-        program,
-        os.environ if environ is None else environ,
-        fork=fork,
-        **{name: end for name, (_, end) in pipes.items()},
-    )
+    ends = {name: end for name, (_, end) in pipes.items()}
+    process = start_process(program, os.environ if environ is None else environ, fork=fork, **ends)
     for _, end in pipes.values():
         os.close(end)
     output: dict[str, bytes] = dict.fromkeys(pipes, b"")

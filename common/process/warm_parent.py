@@ -146,13 +146,8 @@ class WarmParent:
         with self._lock, open(os.devnull) as empty:
             umask = os.umask(0)
             os.umask(umask)
-            request = {
-                "target": program.target,
-                "words": program.words,
-                "env": dict(environ),
-                "cwd": os.getcwd(),
-                "umask": umask,
-            }
+            request: dict[str, object] = {"target": program.target, "words": program.words, "env": dict(environ)}
+            request |= {"cwd": os.getcwd(), "umask": umask}
             streams = [empty.fileno(), 1 if stdout is None else stdout, 2 if stderr is None else stderr]
             try:
                 pid = self._ask(request, [*streams, its_report])
@@ -276,11 +271,7 @@ def start_process(
     """Start a program that dies with this process, forked from a warm parent if `fork` allows it."""
     if fork and (parent := warm_parent_of(program.environment, program.imports, environ)) is not None:
         return parent.run(program, environ, stdout, stderr)
+    command, stdin = program.command, subprocess.DEVNULL
     return subprocess.Popen(
-        program.command,
-        env=dict(environ),
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=stderr,
-        preexec_fn=die_with_parent,
+        command, env=dict(environ), stdin=stdin, stdout=stdout, stderr=stderr, preexec_fn=die_with_parent
     )

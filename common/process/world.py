@@ -55,20 +55,14 @@ class World:
         launched = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ]
         if launched and len(launched) < 3:
             missing = {"RANK", "WORLD_SIZE", "LOCAL_RANK"} - set(launched)
-            raise ConfigError(
-                f"{', '.join(sorted(missing))} is not set though {launched[0]} is",
-                "in the environment",
-                "start with `gptscale run` or torchrun",
-            )
+            what = f"{', '.join(sorted(missing))} is not set though {launched[0]} is"
+            raise ConfigError(what, "in the environment", "start with `gptscale run` or torchrun")
         world_size = whole_number("WORLD_SIZE", 1, 1, RANKS_MAX)
         rank, local_rank = (whole_number(name, 0, 0, world_size - 1) for name in ("RANK", "LOCAL_RANK"))
         whole_number("LOCAL_WORLD_SIZE", 1, 1, world_size)
         if wants_cuda and local_rank >= torch.cuda.device_count():
-            raise ConfigError(
-                f"local rank {local_rank} has no GPU of its own ({torch.cuda.device_count()} visible)",
-                "in the launch",
-                f"start at most {torch.cuda.device_count()} processes per node",
-            )
+            what = f"local rank {local_rank} has no GPU of its own ({torch.cuda.device_count()} visible)"
+            raise ConfigError(what, "in the launch", f"start at most {torch.cuda.device_count()} processes per node")
         its_device = torch.device("cuda", local_rank) if wants_cuda else torch.device("cpu")
         return cls(rank, local_rank, world_size, its_device, timeout_s or DEFAULT_TIMEOUT_S[its_device.type])
 
@@ -89,11 +83,8 @@ def world_of(device: str, timeout_s: float | None, nproc: int) -> World:
     """
     alone = World.from_environment(device, timeout_s)
     if alone.device.type == "cuda" and nproc > torch.cuda.device_count():
-        raise ConfigError(
-            f"{nproc} processes need as many GPUs, {torch.cuda.device_count()} visible",
-            "in --nproc",
-            f"use --nproc {torch.cuda.device_count()}, or --device cpu",
-        )
+        what = f"{nproc} processes need as many GPUs, {torch.cuda.device_count()} visible"
+        raise ConfigError(what, "in --nproc", f"use --nproc {torch.cuda.device_count()}, or --device cpu")
     return dataclasses.replace(alone, world_size=nproc)
 
 
@@ -129,14 +120,8 @@ def process_group(
     if world.world_size > 1:
         roll_call = RollCall(store, world.rank, world.world_size)
         roll_call.sign_in({name: str(value) for name, value in (facts or {}).items()}, world.timeout_s)
-    dist.init_process_group(
-        backend,
-        store=dist.PrefixStore(prefix_of_start(), store),
-        rank=world.rank,
-        world_size=world.world_size,
-        timeout=timeout,
-        device_id=device_id,
-    )
+    own, rank, size = dist.PrefixStore(prefix_of_start(), store), world.rank, world.world_size
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout, device_id=device_id)
     count_waits()
     yield
     dist.barrier()

@@ -66,9 +66,8 @@ def check_output_file(file: Path | None, option: str, problem: str | None = None
         return
     check_path(file, option)
     if option == "--png" and file.suffix not in ("", *PICTURES):
-        raise ConfigError(
-            f"{file} does not end as a picture does", "in --png", f"end it in one of: {' '.join(PICTURES)}"
-        )
+        what = f"{file} does not end as a picture does"
+        raise ConfigError(what, "in --png", f"end it in one of: {' '.join(PICTURES)}")
     if file.is_dir() or not file.absolute().parent.is_dir():
         reason = "is a folder" if file.is_dir() else "is in a folder that does not exist"
         raise ConfigError(f"{file} {problem or reason}", f"in {option}", "name a file in a folder that exists")
@@ -101,11 +100,8 @@ def parse_whole_numbers(text: str, option: str, fix: str, *, least: int = 1) -> 
 def check_run_name(run_name: str | None, resume: str | None) -> None:
     """Raise ConfigError for a run name that cannot name a folder, or if `--resume` means a run that has no name."""
     if run_name is not None and not RUN_NAME.fullmatch(run_name):
-        raise ConfigError(
-            f"bad run name {run_name!r}",
-            "in --run-name",
-            "use 1 to 64 letters, digits, '.', '_' or '-', no path and no leading dash or dot",
-        )
+        fix = "use 1 to 64 letters, digits, '.', '_' or '-', no path and no leading dash or dot"
+        raise ConfigError(f"bad run name {run_name!r}", "in --run-name", fix)
     if resume in RUN_WORDS and run_name is None:
         raise ConfigError("nothing names the run to resume", "in --resume", "add --run-name NAME or give --resume PATH")
 

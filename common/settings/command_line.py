@@ -37,13 +37,9 @@ def parse(kind: type[T], argv: Sequence[str], *, prog: str, about: str = "") -> 
     messages = io.StringIO()
     try:
         with contextlib.redirect_stderr(messages):
+            flat = (tyro.conf.OmitArgPrefixes,)
             parsed, unknown = tyro.cli(
-                kind,
-                args=list(argv),
-                prog=prog,
-                description=about,
-                config=(tyro.conf.OmitArgPrefixes,),
-                return_unknown_args=True,
+                kind, args=list(argv), prog=prog, description=about, config=flat, return_unknown_args=True
             )
     except SystemExit as end:
         if end.code in (0, None):

@@ -32,9 +32,17 @@ FAMILIES = {
         "llama_config", "llama:Llama", "hf_llama", "llama qwen3",
         "llama-tiny qwen3-tiny smollm-135m llama-1b llama3-1b llama3-8b llama3-70b qwen3-0.6b qwen3-4b",
     ),
+    # One's own: hf:FOLDER_OR_config.json, FILE.py:NAME or package.module:NAME.
+    "own": Family("own_config", "own:OwnModel", "", "", ""),
 }  # fmt: skip
+HF = "hf:"
 # The family of each preset.
 MODELS = {preset: name for name, row in FAMILIES.items() for preset in row.presets.split()}
+
+
+def own_shape(run: Any) -> ModelConfig:
+    """Return the shape of the model of a RunConfig that is one's own, after a look at it, which imports torch."""
+    return import_module("gptscale.common.model.own").shape_of(run)  # type: ignore[no-any-return]
 
 
 def preset(name: str) -> ModelConfig:

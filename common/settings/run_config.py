@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import OptionNeed, check_ranges, check_run_name, did_you_mean
-from gptscale.common.settings.families import MODELS, preset
+from gptscale.common.settings.families import MODELS, own_shape, preset
 from gptscale.common.settings.optimizers import OPTIMIZERS, OptimizerName
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ class RunConfig:
 
     model: str = "tiny"
     """Preset: tiny, gpt2, gpt2-medium, gpt2-large, gpt2-xl, 1.6b, gpt3-2.7b, gpt3-6.7b, gpt3-13b, gpt3-175b, llama-tiny,
-    qwen3-tiny, smollm-135m, llama-1b, llama3-1b, llama3-8b, llama3-70b, qwen3-0.6b, qwen3-4b."""
+    qwen3-tiny, smollm-135m, llama-1b, llama3-1b, llama3-8b, llama3-70b, qwen3-0.6b, qwen3-4b. Or one's own:
+    hf:FOLDER_OR_CONFIG.json of transformers, FILE.py:NAME or package.module:NAME (docs/guides/models.md)."""
     n_layer: int | None = None
     """Overrides the preset's number of blocks."""
     n_head: int | None = None
@@ -213,7 +214,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         self._check_ranges()
-        if self.model not in MODELS:
+        if self.model not in MODELS and ":" not in self.model:
             raise ConfigError(f"unknown model {self.model!r}", "in --model", did_you_mean(self.model, MODELS))
         check_run_name(self.run_name, self.resume)
         if self.optimizer_state not in OPTIMIZERS[self.optimizer].state_bytes:
@@ -242,22 +243,25 @@ class RunConfig:
 
     def gpt(self) -> ModelConfig:
         """Return the model's shape: the preset with this run's overrides."""
+        if self.is_own:
+            return own_shape(self)
         shape = preset(self.model)
-        changes = {
-            f: v
-            for f in ("n_layer", "n_head", "n_embd", "vocab_size", "activation")
-            if (v := getattr(self, f)) is not None
-        }
+        changes = {name: value for name in SHAPE if (value := getattr(self, name)) is not None}
         block_size = max(shape.block_size, self.seq_len or 0)
         return dataclasses.replace(shape, dropout=self.dropout, block_size=block_size, **changes)
 
     @property
     def peak_lr(self) -> float:
-        return preset(self.model).lr if self.lr is None else self.lr
+        return self.gpt().lr if self.lr is None else self.lr
 
     @property
     def tokens_per_sequence(self) -> int:
-        return self.seq_len or preset(self.model).block_size
+        return self.seq_len or self.gpt().block_size
+
+    @property
+    def is_own(self) -> bool:
+        """Return whether the model is none of the presets."""
+        return self.model not in MODELS
 
     @property
     def data_imports(self) -> list[str]:

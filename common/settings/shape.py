@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from gptscale.common.errors import ConfigError
 
@@ -88,6 +88,11 @@ class ModelConfig:
             raise ConfigError(f"dropout {self.dropout} is outside [0, 1)", "in the model", "use --dropout 0")
 
     @property
+    def identity(self) -> str:
+        """Return a hash of what --model names, where that is no preset."""
+        return ""
+
+    @property
     def head_dim(self) -> int:
         return self.n_embd // self.n_head
 
@@ -99,11 +104,6 @@ class ModelConfig:
     def attention_width(self) -> int:
         """Return the numbers of all query heads of a token."""
         return self.n_head * self.head_dim
-
-    @property
-    def has_positions(self) -> bool:
-        """Return whether positions have a table."""
-        return any(weight.cut == "positions" for weight in self.weights().first)
 
     @property
     def kept_beside(self) -> int:
@@ -153,6 +153,10 @@ class ModelConfig:
         for i in range(self.n_layer):
             yield from ((w, f"blocks.{i}.{w.name}", f"{self.hf_blocks}.{i}.{w.hf}") for w in block)
         yield from ((w, w.name, w.hf) for w in last)
+
+    def given(self, name: str) -> Any:
+        """Return what holds the initial values of a parameter by rows, None where they are drawn by its name."""
+        return None
 
     def weight(self, name: str) -> Weight:
         """Return the row of the list for a parameter of the model, such as `blocks.3.mlp.proj.weight`."""

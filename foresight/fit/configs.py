@@ -12,15 +12,7 @@ from gptscale.foresight.fit.python_text import as_python
 
 CONFIG_MOST = 2**20
 # The fields of a config that make a model small, by its many spellings: what each becomes.
-FEW_LAYERS = (
-    "num_hidden_layers",
-    "n_layer",
-    "num_layers",
-    "num_decoder_layers",
-    "encoder_layers",
-    "decoder_layers",
-    "n_layers",
-)
+FEW_LAYERS = "num_hidden_layers n_layer num_layers num_decoder_layers encoder_layers decoder_layers n_layers".split()
 WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
 INNER = ("intermediate_size", "n_inner", "d_ff", "ffn_dim", "hidden_dim", "encoder_ffn_dim", "decoder_ffn_dim")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads")

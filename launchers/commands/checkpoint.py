@@ -63,9 +63,8 @@ def main(argv: Sequence[str]) -> int:
         if options.action == "export":
             steps = step_folders(options.source / "checkpoints")
             if not steps and (options.source / "run.json").exists():
-                raise ConfigError(
-                    "the run has saved no checkpoint", f"in {options.source}", "train it with --save-last"
-                )
+                what = "the run has saved no checkpoint"
+                raise ConfigError(what, f"in {options.source}", "train it with --save-last")
             reader = Reader((steps or [options.source])[0]).verify()
             (exchange.to_transformers if options.format == "hf" else exchange.to_dcp)(reader, part)
             said = f"step {reader.step} of {reader.path}"

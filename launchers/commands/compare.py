@@ -50,9 +50,8 @@ class CompareOptions:
         for kind, file in self.files().items():
             check_output_file(file, f"--{kind}")
             if file.suffix not in ("", f".{kind}") and kind in PICTURES:
-                raise ConfigError(
-                    f"{file} does not end in .{kind}", f"in --{kind}", f"write {file.with_suffix(f'.{kind}')}"
-                )
+                what = f"{file} does not end in .{kind}"
+                raise ConfigError(what, f"in --{kind}", f"write {file.with_suffix(f'.{kind}')}")
         if self.panel and self.files().keys().isdisjoint(PICTURES):
             raise ConfigError("there is no picture to show it", "in --panel", "give --png, --svg or --pdf FILE too")
 

@@ -138,11 +138,8 @@ def _figures(steps: Sequence[dict[str, float]], facts: Mapping[str, Any]) -> dic
             step.setdefault("step_time_s", tokens / step["tokens_per_s"])
     timed = [step for step in steps if step["step"] >= steps[0]["step"] + WARM_UP]
     times, speeds = ([step[name] for step in timed if step.get(name)] for name in ("step_time_s", "tokens_per_s"))
-    row: dict[str, Any] = {
-        "loss_first": steps[0]["loss"],
-        "loss_last": steps[-1]["loss"],
-        "steps": int(steps[-1]["step"]),
-    }
+    first, last = steps[0], steps[-1]
+    row: dict[str, Any] = {"loss_first": first["loss"], "loss_last": last["loss"], "steps": int(last["step"])}
     if times:
         names = ("step_time_s_p10", "step_time_s_median", "step_time_s_p90")
         row |= zip(names, map(float, np.quantile(times, (0.1, 0.5, 0.9))), strict=True)

@@ -21,7 +21,7 @@ from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import check_range, parse_names
 from gptscale.common.settings.command_line import parse
-from gptscale.common.settings.families import preset
+from gptscale.common.settings.families import MODELS, preset
 from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.options import default_recipe_config, option_words, parse_run
@@ -53,7 +53,7 @@ class ParityOptions:
     precision: Literal["fp32", "bf16"] = "fp32"
     """Of all runs, that of one process included."""
     model: str = "tiny"
-    """Preset."""
+    """As in gptscale run."""
     n_layer: int | None = None
     """Overrides the preset's number of blocks; default enough for two stages on every process."""
     seq_len: int | None = None
@@ -136,6 +136,9 @@ def make_case(
         device="cpu",
         out=out,
     )
+    if dropout := base.gpt().dropout:
+        what = f"{options.model} drops {dropout:g} of its activations, and no two ranks drop alike"
+        raise ConfigError(what, "in --model", "build it with a dropout of 0")
     runs = []
     for name in names:
         nproc = nproc_of(name, base, options.nproc)
@@ -149,9 +152,8 @@ def deviations(one: ParityRun, runs: Sequence[ParityRun], options: ParityOptions
 
     reference = trained(one)
     if not (pd.read_csv(reference / "steps.csv").grad_norm > one.config.clip_grad_norm).any():
-        raise ConfigError(
-            "no step was clipped, so clipping was not tested", "in this run", "use more --steps or other --data"
-        )
+        what = "no step was clipped, so clipping was not tested"
+        raise ConfigError(what, "in this run", "use more --steps or other --data")
     return [against(reference, trained(run), run, options) for run in runs]
 
 
@@ -159,7 +161,7 @@ def enough_layers(names: Sequence[str], options: ParityOptions) -> int | None:
     """Return the blocks for two stages on every process, if a recipe has stages and the preset has fewer."""
     needed = 2 * options.nproc
     has_stages = any("pp" in get(name).axes for name in names)
-    return needed if has_stages and preset(options.model).n_layer < needed else None
+    return needed if has_stages and options.model in MODELS and preset(options.model).n_layer < needed else None
 
 
 def resolved(recipe: str, nproc: int, config: RunConfig, words: Sequence[str]) -> ParityRun:
@@ -222,16 +224,8 @@ def show(deviations: Sequence[Deviation]) -> None:
     for d in deviations:
         weights = "-" if d.weights is None else f"{d.weights:.1e}"
         verdict = "[green]pass[/]" if d.passed else "[bold red]FAIL[/]"
-        printed.add_row(
-            f"{d.recipe} {d.options}".strip(),
-            str(d.nproc),
-            d.optimizer,
-            f"{d.loss:.1e}",
-            f"{d.grad_norm:.1e}",
-            weights,
-            f"{d.loss_tolerance:g} {d.grad_norm_tolerance:g}",
-            verdict,
-        )
+        figures = f"{d.loss:.1e}", f"{d.grad_norm:.1e}", weights, f"{d.loss_tolerance:g} {d.grad_norm_tolerance:g}"
+        printed.add_row(f"{d.recipe} {d.options}".strip(), str(d.nproc), d.optimizer, *figures, verdict)
     console(140, markup=True).print(printed)
 
 

@@ -37,11 +37,8 @@ def parse_launch(
     parsed: Any = parse(options, bare_resume(argv), prog=f"gptscale {word} {recipe}", about=row.what)
     for field, fixed in row.preset.items():
         if getattr(parsed.recipe, field) != fixed:
-            raise ConfigError(
-                f"{recipe} fixes {field} {fixed}",
-                f"in --{field.replace('_', '-')}",
-                "leave it out, or use another recipe",
-            )
+            what = f"{recipe} fixes {field} {fixed}"
+            raise ConfigError(what, f"in --{field.replace('_', '-')}", "leave it out, or use another recipe")
     return parsed.run, parsed.recipe, getattr(parsed, "launch", None)
 
 

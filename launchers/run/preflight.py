@@ -71,14 +71,8 @@ class ReadyRun:
         if "data" in self.recipe_config.own_work(run):
             own: Batches = get(run.recipe).load().batches(run, self.recipe_config, data_rank, data_size)
             return own
-        return Batches(
-            source,
-            seq_len=run.seq_len,
-            global_batch_size=run.batch.global_batch_size,
-            seed=run.config.seed,
-            data_rank=data_rank,
-            data_size=data_size,
-        )
+        sizes = {"seq_len": run.seq_len, "global_batch_size": run.batch.global_batch_size, "seed": run.config.seed}
+        return Batches(source, **sizes, data_rank=data_rank, data_size=data_size)
 
     def describe(self) -> list[str]:
         """Say what will run, in a few lines."""
@@ -119,18 +113,9 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
     """Resolve a run and check it, so that errors which the user can prevent are found before anything starts."""
     run = resolve(recipe, config, recipe_config, world)
     config = run.config
-    for check in (
-        _check_device,
-        check_precision,
-        check_attention,
-        _check_compile,
-        _check_wandb,
-        functools.partial(_check_recipe, recipe_config),
-        functools.partial(_check_plan, recipe_config),
-        _check_fp8,
-        _check_results_folder,
-        recipe_config.check,
-    ):
+    checks: list[Any] = [_check_rare_options, check_precision, check_attention]
+    checks += [functools.partial(check, recipe_config) for check in (_check_recipe, _check_plan)]
+    for check in (*checks, _check_results_folder, recipe_config.check):
         check(run)
     data = "synthetic" if "data" in recipe_config.own_work(run) else config.data
     source = open_source(data, tokenizer=config.tokenizer, vocab_size=run.gpt.vocab_size, seed=config.seed)
@@ -176,15 +161,13 @@ def mesh_of(recipe: str, config: RunConfig, world_size: int) -> Mesh:
     row = get(recipe)
     if not row.axes and world_size > 1:
         others = names_with(lambda other: other.engine == "torch" and other.axes == ("dp",))
-        raise ConfigError(
-            f"{recipe} is one process, not {world_size}", "in --nproc", f"use --nproc 1, or recipe {others}"
-        )
+        what = f"{recipe} is one process, not {world_size}"
+        raise ConfigError(what, "in --nproc", f"use --nproc 1, or recipe {others}")
     asked = {axis: getattr(config, f"{axis}_size") for axis in MODEL_AXES}
     for axis, size in asked.items():
         if size is not None and size > 1 and axis not in row.axes:
-            raise ConfigError(
-                f"{recipe} has no {axis} axis, so {axis}_size {size} is meaningless", f"in --{axis}-size", "use 1"
-            )
+            what = f"{recipe} has no {axis} axis, so {axis}_size {size} is meaningless"
+            raise ConfigError(what, f"in --{axis}-size", "use 1")
     model_size = math.prod(size or 1 for size in asked.values())
     if world_size % model_size:
         what = f"world {world_size} is not divisible by {'*'.join(MODEL_AXES)}={model_size}"
@@ -210,36 +193,22 @@ def _batch_plan(config: RunConfig, recipe_config: RecipeConfig, mesh: Mesh) -> B
         sequences = max(1, (global_batch_size or DEFAULT_GLOBAL_BATCH_SIZE) // dp_size)
         if accumulation := recipe_config.grad_accum_steps(sequences, pp_size):
             global_batch_size = global_batch_size or sequences * dp_size
-    return plan_batch(
-        dp_size,
-        global_batch_size=global_batch_size,
-        micro_batch_size=config.micro_batch_size,
-        grad_accum_steps=accumulation,
-    )
+    return plan_batch(dp_size, global_batch_size, config.micro_batch_size, accumulation)
 
 
-def _check_device(run: Run) -> None:
+def _check_rare_options(run: Run) -> None:
+    """Check the device, and options whose modules are imported only where a run has them."""
     if get(run.recipe).needs_cuda and run.world.device.type != "cuda":
-        raise ConfigError(
-            f"{run.recipe} needs a CUDA device", "on this machine", "`gptscale doctor` says which recipes run here"
-        )
-
-
-def _check_wandb(run: Run) -> None:
+        what = f"{run.recipe} needs a CUDA device"
+        raise ConfigError(what, "on this machine", "`gptscale doctor` says which recipes run here")
     if run.config.wandb:
         from gptscale.results.record.wandb_board import check_wandb
 
         check_wandb()
-
-
-def _check_compile(run: Run) -> None:
     if run.config.compile or run.config.compile_mode != "default":
         from gptscale.common.model.compilation import check_compile
 
         check_compile(run)
-
-
-def _check_fp8(run: Run) -> None:
     if run.config.precision == "fp8":
         from gptscale.common.model.float8 import check_shapes
 
@@ -277,11 +246,9 @@ def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:
     if not is_deepspeeds_own(folder):
         return checkpoints_in(folder, "--save-every N or --save-last")
     if not config.trust_checkpoint:
-        raise CheckpointError(
-            f"{folder} is in DeepSpeed's own format: pickle, which can run any code when it is read",
-            "in --resume",
-            "add --trust-checkpoint if it was made by you or by someone you trust with this account",
-        )
+        what = f"{folder} is in DeepSpeed's own format: pickle, which can run any code when it is read"
+        fix = "add --trust-checkpoint if it was made by you or by someone you trust with this account"
+        raise CheckpointError(what, "in --resume", fix)
     folder = deepspeeds_folder(folder)
     if is_main:
         from gptscale.common.checkpoint.trusted import check_sums
@@ -295,13 +262,10 @@ def check_same_model(reader: Reader, ready: ReadyRun) -> None:
     saved, current = reader.manifest["workload"], ready.work
     # What was imported says what it is, and nothing of a run.
     saved = current | saved if "imported_from" in saved else saved
-    check_fixed(reader.path, saved, current, FIXED)
+    check_fixed(reader.path, saved, current, [*FIXED, "model"] if ready.run.config.is_own else FIXED)
     if saved.get("data_fingerprint") != current["data_fingerprint"] and not ready.run.config.allow_data_change:
-        raise CheckpointError(
-            f"the data differs from the saved run's ({ready.run.config.data})",
-            f"in {reader.path}",
-            "add --allow-data-change to accept",
-        )
+        what = f"the data differs from the saved run's ({ready.run.config.data})"
+        raise CheckpointError(what, f"in {reader.path}", "add --allow-data-change to accept")
 
 
 def check_fixed(path: Path, saved: Mapping[str, Any], work: Mapping[str, Any], names: Sequence[str]) -> None:

@@ -268,15 +268,9 @@ class RunRecord:
             threads=torch.get_num_threads(),
             right_threads=right_threads(),
         )
-        return RunEvidence(
-            self.table.file,
-            facts,
-            judged_ranks(ranks, late),
-            self.recorder.step_times_s,
-            row["taken_fraction"],
-            late,
-            notes(ranks, times, row.get("offload_wait_fraction")),
-        )
+        of_ranks, noted = judged_ranks(ranks, late), notes(ranks, times, row.get("offload_wait_fraction"))
+        times_s, taken = self.recorder.step_times_s, row["taken_fraction"]
+        return RunEvidence(self.table.file, facts, of_ranks, times_s, taken, late, noted)
 
 
 def offload_figures(offloads: Sequence[Offload | None], recorder: Recorder | None) -> dict[str, Any]:

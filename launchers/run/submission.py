@@ -47,12 +47,8 @@ def fit_to_nodes(
         if not config.resume:
             raise ConfigError("the run saves nothing to go on from", "in --min-nodes", "add --save-every N")
         batch = resolve(recipe, config, recipe_config, _world(config, allocation.nodes * per_node)).batch
-        config = dataclasses.replace(
-            config,
-            global_batch_size=batch.global_batch_size,
-            micro_batch_size=batch.micro_batch_size,
-            grad_accum_steps=None,
-        )
+        sizes = {name: getattr(batch, name) for name in ("global_batch_size", "micro_batch_size")}
+        config = dataclasses.replace(config, **sizes, grad_accum_steps=None)
     for nodes in range(allocation.nodes, fewest - 1, -1):
         world = _world(config, nodes * per_node if get(recipe).axes else 1)
         try:

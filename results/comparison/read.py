@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,10 @@ def load(paths: Sequence[Path]) -> list[Row]:
 
 def _add_run_files(rows: Sequence[Row]) -> None:
     """Add to each row what its run's folder says, if that is still there."""
-    names = {folder: _names_in(Path(folder) / "runs") for folder in {row["folder"] for row in rows}}
+    names: dict[str, set[str]] = defaultdict(set)
+    for folder in {row["folder"] for row in rows}:
+        with suppress(OSError):
+            names[folder] = set(os.listdir(Path(folder) / "runs"))
     for row in rows:
         row |= {"has_files": row["run_id"] in names[row["folder"]], "recipe_options": "", "damage": ""}
         if row["has_files"]:
@@ -55,13 +60,6 @@ def _add_run_files(rows: Sequence[Row]) -> None:
             row |= {"recipe_options": start.recipe_options, "damage": start.damage}
             # An older version hashed less of the work than this one.
             row["workload_hash"] = start.workload_hash or row["workload_hash"]
-
-
-def _names_in(folder: Path) -> set[str]:
-    try:
-        return set(os.listdir(folder))
-    except OSError:
-        return set()
 
 
 def _read(path: Path) -> Iterator[Row]:

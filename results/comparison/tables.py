@@ -201,11 +201,7 @@ def as_csv(comparison: Comparison) -> bytes:
         ranked, tokens = i < len(comparison.ranked), group.median("tokens_per_s")
         relative = tokens / base if (ranked or group.is_technique) and tokens and base else None
         words = [group.name, ranked, len(group.rows), _status(group), _bound_by(group), relative, group.tier]
-        words += [
-            *(group.spread or (None, None)),
-            *(group.first[column] for column in IDENTITY),
-            *(group.median(column) for column in FIGURES),
-            "; ".join(group.notes),
-        ]
+        words += [*(group.spread or (None, None)), *(group.first[column] for column in IDENTITY)]
+        words += [*map(group.median, FIGURES), "; ".join(group.notes)]
         lines.append(csv_line(cell(word) for word in words))
     return b"".join(lines)

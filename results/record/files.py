@@ -31,9 +31,8 @@ def append_row(table: RunTable, out: Path, row: Mapping[str, Any]) -> Path:
     """
     path, line = out / table.file, csv_line(table.cells(row))
     if is_mock():
-        raise StorageError(
-            "CUDA is a mock, and its figures are none", f"in {path}", "use gptscale simulate, which leaves no row"
-        )
+        what = "CUDA is a mock, and its figures are none"
+        raise StorageError(what, f"in {path}", "use gptscale simulate, which leaves no row")
     with locked(path):
         _extend(table, path)
         with opened(path) as descriptor:
@@ -125,9 +124,8 @@ def open_private(path: Path, flags: int = os.O_RDWR | os.O_APPEND, mode: int = 0
         descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise StorageError(
-                f"{path} is a symbolic link", "in the results folder", "remove it or choose another --out"
-            ) from None
+            what = f"{path} is a symbolic link"
+            raise StorageError(what, "in the results folder", "remove it or choose another --out") from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

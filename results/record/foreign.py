@@ -73,9 +73,8 @@ def foreign_steps(lines: Lines, given: Mapping[str, str], first: int) -> tuple[l
     if not steps:
         raise refuse("no line has a step and a loss")
     if (step := min(steps)) < 1:
-        raise ConfigError(
-            f"there is a step {step - 1 + first:g}", "in --first-step", "give the number of its first step"
-        )
+        what = f"there is a step {step - 1 + first:g}"
+        raise ConfigError(what, "in --first-step", "give the number of its first step")
     return [steps[step] for step in sorted(steps)], used
 
 

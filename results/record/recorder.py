@@ -326,8 +326,5 @@ class Recorder:
         what = f"loss {loss}, gradient norm {grad_norm}"
         if scaled:
             what = f"loss {loss}, {self._skipped} fp16 steps overflowed in a row"
-        raise NumericError(
-            what,
-            f"at step {step}" + (f" ({batches})" if batches else ""),
-            "lower --lr, or look at that batch; the weights are unharmed",
-        )
+        fix = "lower --lr, or look at that batch; the weights are unharmed"
+        raise NumericError(what, f"at step {step}" + (f" ({batches})" if batches else ""), fix)

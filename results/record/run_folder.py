@@ -60,9 +60,8 @@ def run_directory(out: Path, run_id: str, *, resumes: bool = False) -> Iterator[
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
-            raise ConfigError(
-                f"run {run_id} is in use by {holder}", f"in {out}", "wait for it or choose another --run-name"
-            ) from None
+            what = f"run {run_id} is in use by {holder}"
+            raise ConfigError(what, f"in {out}", "wait for it or choose another --run-name") from None
         if not resumes and (folder / "run.json").exists():
             raise ConfigError(f"run {run_id} exists already", f"in {out}", "add --resume or choose another --run-name")
         os.ftruncate(descriptor, 0)
@@ -173,9 +172,8 @@ def check_results_folder(out: Path, run_name: str | None, table: RunTable, *, re
         fix = "add --resume or choose another --run-name"
         raise ConfigError(f"run {run_name} exists already", f"in {out}", fix)
     if run_name and (checkpoints := out / "runs" / run_name / "checkpoints").is_symlink():
-        raise ConfigError(
-            f"{checkpoints} is a symbolic link", "in --run-name", "replace it by a folder, or choose another"
-        )
+        what = f"{checkpoints} is a symbolic link"
+        raise ConfigError(what, "in --run-name", "replace it by a folder, or choose another")
 
 
 def _first_line(path: Path) -> bytes:

@@ -129,11 +129,8 @@ class StepLog:
         except (FileNotFoundError, NotADirectoryError):
             is_there = False
         if not is_there:
-            raise StorageError(
-                f"{self.path} was removed or replaced during the run, and its rows are lost",
-                "in --out",
-                "start the run again and leave its folder alone",
-            )
+            what = f"{self.path} was removed or replaced during the run, and its rows are lost"
+            raise StorageError(what, "in --out", "start the run again and leave its folder alone")
 
 
 def close_logs(logs: Iterable[StepLog | None], *, failed: bool) -> None:

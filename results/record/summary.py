@@ -54,13 +54,7 @@ def _state(row: dict[str, Any]) -> str:
     """Return the line on what a rank holds of the model's state, empty if it was not measured."""
     if row.get("state_weights_gib") is None:
         return ""
-    names = {
-        "weights": "weights",
-        "gradients": "gradients",
-        "optimizer": "optimizer",
-        "host": "on the host",
-        "disk": "on disk",
-    }
+    names = {name: name for name in ("weights", "gradients", "optimizer")} | {"host": "on the host", "disk": "on disk"}
     parts = [f"{words} {as_size(gib)}" for place, words in names.items() if (gib := row[f"state_{place}_gib"])]
     formula = ""
     if row.get("state_formula"):

@@ -16,12 +16,8 @@ GOOD = {"gelu": 1.4, "bias_gelu": 1.9, "max_pool2d": 1.5, "conv_bias_relu": 1.01
 @pytest.fixture
 def benches(monkeypatch):
     """Answer each bench with made-up figures, which a test may change, and note what was asked."""
-    figures = {
-        "ops": dict(GOOD),
-        "fast loader": 3.4,
-        "seconds": [13.0, 9.0, 26.0],
-        "accuracies": [0.995, 0.9941, 0.9936],
-    }
+    figures = {"ops": dict(GOOD), "fast loader": 3.4, "seconds": [13.0, 9.0, 26.0]}
+    figures["accuracies"] = [0.995, 0.9941, 0.9936]
     asked: list[list[str]] = []
     figures["asked"] = asked
 

@@ -67,12 +67,8 @@ def value_of(kind, draw):
 def line(draw):
     """Return a command that trains nothing, with some options of its own and now and then another word."""
     recipe = draw.choice([*RECIPES, "x"])
-    commands = [["run", recipe, "--dry-run"]] * 3 + [
-        ["sweep", "--recipes", "single,ddp,fsdp"],
-        ["parity", "--recipes", "ddp"],
-        ["compare", "."],
-        ["lenet", "train"],
-    ]
+    commands = [["run", recipe, "--dry-run"]] * 3 + [["compare", "."], ["lenet", "train"]]
+    commands += [["sweep", "--recipes", "single,ddp,fsdp"], ["parity", "--recipes", "ddp"]]
     words = list(draw.choice(commands))
     hints = {f.name: get_type_hints(k).get(f.name) for k in kinds(words) for f in dataclasses.fields(k)}
     hints.pop("dry_run", None)

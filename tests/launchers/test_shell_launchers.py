@@ -44,18 +44,9 @@ def test_several_nodes():
     ]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["multinode.sh"],
-        ["multinode.sh", "--speed"],
-        ["multinode.sh", "--nodes", "2", "fsdp"],
-        ["multinode.sh", "--endpoint", "node7", "fsdp"],
-        ["multinode.sh", "--nodes"],
-    ],
-)
+@pytest.mark.parametrize("words", ["", "--speed", "--nodes 2 fsdp", "--endpoint node7 fsdp", "--nodes"])
 def test_misuse_is_told(words):
-    ended = shell(LAUNCHERS / words[0], *words[1:])
+    ended = shell(LAUNCHERS / "multinode.sh", *words.split())
     assert ended.returncode in (1, 2)
     assert ended.stderr
     assert not ended.stdout

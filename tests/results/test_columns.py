@@ -97,11 +97,8 @@ def test_a_newer_or_foreign_file_is_refused_and_left_alone(header, reason, tmp_p
 
 
 def test_a_table_of_ones_own_is_written_and_extended_likewise(tmp_path):
-    columns = (
-        RunColumn("run_id", str),
-        RunColumn("status", str),
-        RunColumn("accuracy", title="accuracy %", form=".1f", scale=100),
-    )
+    accuracy = RunColumn("accuracy", title="accuracy %", form=".1f", scale=100)
+    columns = RunColumn("run_id", str), RunColumn("status", str), accuracy
     append_row(RunTable("own.csv", columns), tmp_path, {"run_id": "a", "status": "ok", "accuracy": 0.5})
     wider = RunTable("own.csv", (*columns[:1], RunColumn("images", int, since=2), *columns[1:]))
     path = append_row(wider, tmp_path, {"run_id": "b", "status": "oom", "images": 7})

@@ -48,12 +48,8 @@ class Machine:
         own = f"hostname {self.name} && mount --bind {self.hosts} /etc/hosts && ip link set lo up"
         first = f"{own} && echo up && sleep inf & wait"
         namespaces = ["--mount", "--uts", "--net", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
-        self._process = subprocess.Popen(
-            ["unshare", *namespaces, "bash", "-c", first],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            preexec_fn=die_with_parent,
-        )
+        command, null = ["unshare", *namespaces, "bash", "-c", first], subprocess.DEVNULL
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=null, preexec_fn=die_with_parent)
         assert self._process.stdout is not None
         if self._process.stdout.readline() != b"up\n":
             pytest.skip("namespaces cannot be made here")

@@ -63,12 +63,8 @@ def main(recipe, out, options):
             engine.set_grad_sync = second_micro_batch
         stepper.step = lambda lr, loss: held.update(live_bytes=settled_bytes(engine.model) - before) or loss
         engine.train_step(batch, 1e-3)
-        found = {
-            "built": built,
-            "between": held.get("between"),
-            "with_gradients": held["live_bytes"],
-            "n": plan.run.gpt.n_params_in_memory,
-        }
+        found = {"built": built, "between": held.get("between"), "with_gradients": held["live_bytes"]}
+        found["n"] = plan.run.gpt.n_params_in_memory
         state = engine.live_state()
         found["live"] = {"host": state.host, "disk": state.disk, "total": state.total}
         found["formula"] = state_formula(plan.run, plan.recipe_config)

@@ -27,11 +27,8 @@ def check_tensor(run: Run) -> None:
             f"use {fits}",
         )
     if tp_size > 1 and gpt.dropout and run.config.activation_checkpointing != "none":
-        raise ConfigError(
-            "Colossal-AI's dropout on tensor ranks drops other elements when a block is recomputed",
-            "in --activation-checkpointing",
-            "use --dropout 0, or none",
-        )
+        what = "Colossal-AI's dropout on tensor ranks drops other elements when a block is recomputed"
+        raise ConfigError(what, "in --activation-checkpointing", "use --dropout 0, or none")
 
 
 def check_pipeline(run: Run, schedule: str, chunks: int) -> None:
@@ -48,11 +45,8 @@ def check_pipeline(run: Run, schedule: str, chunks: int) -> None:
     if not takes(schedule, stages, micro_batches):
         wants = f"a multiple of {stages}" if schedule == "interleaved" else f"{stages} or more"
         fix = f"use {' or '.join(map(str, fits[:4]))}" if fits else f"use {stages} and a batch that it divides"
-        raise ConfigError(
-            f"{schedule} on {stages} stages takes {wants} micro-batches, not {micro_batches}",
-            "in --grad-accum-steps",
-            fix,
-        )
+        what = f"{schedule} on {stages} stages takes {wants} micro-batches, not {micro_batches}"
+        raise ConfigError(what, "in --grad-accum-steps", fix)
 
 
 def stage_sizes(n_layer: int, stages: int, chunks: int) -> list[int]:

@@ -44,15 +44,8 @@ class HybridOptimizer(LibraryOptimizer):
         if plugin.pp_size > 1 and TABLE in self.copies:
             self.copies[TABLE] *= 2
         layout = TensorLayout(run.gpt, dist.get_rank(plugin.tp_group), tp_size)
-        super().__init__(
-            optimizer,
-            optimizer.optim,
-            {name: masters.get(p, p) for name, p in self.working.items()},
-            run.config,
-            clip=self.clip_gradients,
-            zero_grad=optimizer.zero_grad,
-            boxes=layout.boxes,
-        )
+        held, clip = {name: masters.get(p, p) for name, p in self.working.items()}, self.clip_gradients
+        super().__init__(optimizer, optimizer.optim, held, run.config, clip=clip, boxes=layout.boxes)
         fill((s for n, p in self.parameters.items() for s in layout.boxes(f"model/{n}", p)), run.gpt, run.config.seed)
         self.publish()
 
@@ -126,14 +119,9 @@ class ColossalTensorEngine(TorchEngine):
 
     def __init__(self, run: Run, plugin: Any, boosted: Any, optimizer: Any) -> None:
         self.boosted, self.streams = BoostedModel(boosted), DropoutStreams(run, plugin, boosted)
-        super().__init__(
-            run,
-            self.boosted,
-            HybridOptimizer(run, plugin, boosted, optimizer),
-            group=plugin.dp_group,
-            set_grad_sync=holding_back(boosted.no_sync),
-            backward=optimizer.backward,
-        )
+        stepper, sync = HybridOptimizer(run, plugin, boosted, optimizer), holding_back(boosted.no_sync)
+        back = optimizer.backward
+        super().__init__(run, self.boosted, stepper, group=plugin.dp_group, set_grad_sync=sync, backward=back)
 
     def train_step(self, batch: Batch, lr: float) -> StepResult:
         """Do one optimizer step on this process's share of a global batch."""

@@ -106,15 +106,11 @@ def stage_sizes(run: Run, options: PipelineOptions) -> list[int]:
     try:
         sizes = [int(word) for word in layers.split(",")]
     except ValueError:
-        raise ConfigError(
-            f"{layers!r} is no list of numbers", where, f"use balanced, or for example {example}"
-        ) from None
+        what = f"{layers!r} is no list of numbers"
+        raise ConfigError(what, where, f"use balanced, or for example {example}") from None
     if len(sizes) != n_stages or sum(sizes) != run.gpt.n_layer or min(sizes[:-1], default=1) < 1 or sizes[-1] < 0:
-        raise ConfigError(
-            f"{layers} does not share {run.gpt.n_layer} blocks among {n_stages} stages",
-            where,
-            f"use for example {example}",
-        )
+        what = f"{layers} does not share {run.gpt.n_layer} blocks among {n_stages} stages"
+        raise ConfigError(what, where, f"use for example {example}")
     return sizes
 
 
@@ -123,29 +119,21 @@ def check_stages(run: Run, options: PipelineOptions) -> None:
     pp_size, schedule, stages = run.pp_size, options.schedule, stages_per_rank(options)
     if stages < 1 or (schedule in ONE_STAGE and stages != 1) or (schedule in V_SHAPED and stages != 2):
         right = 1 if schedule in ONE_STAGE else 2
-        raise ConfigError(
-            f"{schedule} has {right} stage{'s' if right > 1 else ''} per process, not {stages}",
-            "in --stages-per-rank",
-            f"use {right}, or another --schedule",
-        )
+        what = f"{schedule} has {right} stage{'s' if right > 1 else ''} per process, not {stages}"
+        raise ConfigError(what, "in --stages-per-rank", f"use {right}, or another --schedule")
     n_stages, n_layer = pp_size * stages, run.gpt.n_layer
     if n_layer < max(1, n_stages - 1):
         most = (n_layer + 1) // stages
-        raise ConfigError(
-            f"{n_layer} blocks are too few for {n_stages} stages ({pp_size} processes x {stages})",
-            "in --pp-size",
-            f"use at most {most}" if most else f"use --n-layer {n_stages - 1} or more",
-        )
+        what = f"{n_layer} blocks are too few for {n_stages} stages ({pp_size} processes x {stages})"
+        fix = f"use at most {most}" if most else f"use --n-layer {n_stages - 1} or more"
+        raise ConfigError(what, "in --pp-size", fix)
     stage_sizes(run, options)
     n_microbatches, sequences = run.batch.grad_accum_steps, run.batch.sequences_per_rank
     if not fits(schedule, n_microbatches, pp_size, n_stages):
         fitting = [m for m in range(1, 8 * n_stages + 1) if fits(schedule, m, pp_size, n_stages)]
         advised = [m for m in fitting if sequences % m == 0] or [m for m in fitting if m % pp_size == 0]
-        raise ConfigError(
-            f"{schedule} with {n_stages} stages on {pp_size} processes does not take {n_microbatches} micro-batches",
-            "in --grad-accum-steps",
-            f"use {' or '.join(map(str, advised[:2]))}, or schedule GPipe",
-        )
+        what = f"{schedule} with {n_stages} stages on {pp_size} processes does not take {n_microbatches} micro-batches"
+        raise ConfigError(what, "in --grad-accum-steps", f"use {' or '.join(map(str, advised[:2]))}, or schedule GPipe")
 
 
 def describe_stages(run: Run, options: PipelineOptions) -> list[str]:

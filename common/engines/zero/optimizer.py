@@ -53,11 +53,8 @@ def load_own(engine: Any, folder: Path) -> int:
     """
     optimizer = getattr(engine, "optimizer", None)
     if not isinstance(optimizer, ZeroOptimizer):
-        raise ConfigError(
-            "this recipe reads no checkpoint of DeepSpeed's",
-            f"in {folder}",
-            "resume it with the zero recipe that saved it",
-        )
+        what = "this recipe reads no checkpoint of DeepSpeed's"
+        raise ConfigError(what, f"in {folder}", "resume it with the zero recipe that saved it")
     return optimizer.load_own(folder)
 
 
@@ -201,9 +198,8 @@ class ZeroOptimizer(Stepper):
         """
         where = f"in {folder}"
         if self.swap:
-            raise ConfigError(
-                "DeepSpeed cannot load it into NVMe", where, "load it with zero3 and save, then resume from that"
-            )
+            what = "DeepSpeed cannot load it into NVMe"
+            raise ConfigError(what, where, "load it with zero3 and save, then resume from that")
         if self.ds.load_checkpoint(str(folder.parent), tag=folder.name)[0] is None:
             raise CheckpointError("DeepSpeed found no checkpoint", where, "give the folder of one step")
         self.publish()

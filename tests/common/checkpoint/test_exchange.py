@@ -64,16 +64,8 @@ def test_transformers_reads_it_and_it_comes_back_with_equal_bits(saved, monkeypa
 def test_dcp_has_the_optimizer_too_for_a_program_with_transformers_model(saved):
     model, folder = saved
     assert main(["checkpoint", "export", str(folder), "--out", str(folder / "hf")]) == 0
-    words = [
-        "checkpoint",
-        "export",
-        str(folder / "checkpoints" / "step-3"),
-        "--format",
-        "dcp",
-        "--out",
-        str(folder / "dcp"),
-    ]
-    assert main(words) == 0
+    words = [str(folder / "checkpoints" / "step-3"), "--format", "dcp", "--out", str(folder / "dcp")]
+    assert main(["checkpoint", "export", *words]) == 0
     theirs = to_hf(model)
     optimizer = torch.optim.AdamW(theirs.parameters())
     flat = StateDictOptions(flatten_optimizer_state_dict=True)

@@ -59,19 +59,9 @@ WORK = ["--data", "synthetic", "--no-tensorboard"]
     ],
 )
 def test_a_flipped_bit_is_found_and_nothing_is_saved(recipe, nproc, weight, expected, tmp_path, capfd):
-    words = ["--steps", 8, *WORK, "--save-every", 2, "--check-replicas", 4, "--global-batch-size", 12]
-    ranks(
-        "world_faulty.py",
-        nproc,
-        f"flipped,{weight}",
-        *recipe.split(),
-        *words,
-        "--out",
-        tmp_path,
-        "--run-name",
-        "r",
-        status=6,
-    )
+    saves = "--steps 8 --save-every 2 --check-replicas 4 --global-batch-size 12".split()
+    words = [*saves, *WORK, "--out", tmp_path]
+    ranks("world_faulty.py", nproc, f"flipped,{weight}", *recipe.split(), *words, "--run-name", "r", status=6)
     err = capfd.readouterr().err
     assert f"gptscale: error: rank 0: {expected}" in err
     assert ", at step 4 (equal at step 2), " in err

@@ -62,12 +62,8 @@ def test_a_compile_cache_that_others_own_or_may_write_is_refused(tmp_path, monke
         (cache / "ab" / "cd").mkdir(parents=True)
         code = cache / "ab" / "cd" / "code.py"
         code.touch(0o777)
-        for level, what in (
-            (cache, "may be"),
-            (cache / "ab", "may be"),
-            (code, "may be"),
-            (tmp_path, "in .*, set " + variable),
-        ):
+        others = [(level, "may be") for level in (cache, cache / "ab", code)]
+        for level, what in (*others, (tmp_path, "in .*, set " + variable)):
             level.chmod(0o777)
             with pytest.raises(ConfigError, match=f"{level}.* {what}"):
                 check_cache(cache, variable)

@@ -24,8 +24,8 @@ from gptscale.recipes.single import SingleConfig, build
 
 FORMS = ["bf16", "8bit"]
 # Two of whole blocks, one with 160 elements over, one vector that is packed, and three that are small.
-SHAPES = {"a": (64, 128), "b": (300, 40), "c": (52, 80), "bias": (4352,), "norm": (128,)}
-SHAPES |= {"edge": (63, 65), "one": (1, 1)}
+SHAPES = {"a": (64, 128), "b": (300, 40), "c": (52, 80), "bias": (4352,)}
+SHAPES |= {"norm": (128,), "edge": (63, 65), "one": (1, 1)}
 PACKED = ["a", "b", "c", "bias"]
 LR, DECAY = 1e-3, 0.1
 

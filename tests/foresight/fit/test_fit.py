@@ -292,9 +292,9 @@ def test_a_model_that_cannot_be_narrow_is_proved_with_two_blocks_of_each_list(tm
     import transformers
 
     # Its rotary part is wider than a narrow head.
-    sizes = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64, "num_hidden_layers": 3}
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes |= {"num_hidden_layers": 3, "vocab_size": 99}
     sizes |= {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "qk_rope_head_dim": 16}
-    sizes |= {"vocab_size": 99}
     config = transformers.DeepseekV3Config(kv_lora_rank=8, q_lora_rank=8, moe_intermediate_size=8, **sizes)
     config.save_pretrained(tmp_path)
     found = subject_of(f"hf:{tmp_path}", "", "", 16, tmp_path)

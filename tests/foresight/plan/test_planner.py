@@ -30,11 +30,8 @@ def test_every_listed_run_is_what_its_command_makes_and_preflight_accepts(resolv
         parsed, own = parse_run(candidate.run.recipe, words_of(row))
         run = resolver(8)(candidate.run.recipe, parsed, own)
         check_without_device(run, own)
-        assert (run.batch, run.tp_size, run.pp_size) == (
-            candidate.run.batch,
-            candidate.run.tp_size,
-            candidate.run.pp_size,
-        )
+        asked = candidate.run
+        assert (run.batch, run.tp_size, run.pp_size) == (asked.batch, asked.tp_size, asked.pp_size)
         assert own == candidate.config
 
 

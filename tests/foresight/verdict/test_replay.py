@@ -76,12 +76,7 @@ def test_waits_that_do_not_tell_their_exchange_are_matched_by_their_order():
     # Or, where ranks have different numbers of them, by what the others ended just before.
     stages = [
         [Part("forward", False, 0.04), Part("forward", True, 0.08)],
-        [
-            Part("forward", True, 0.04),
-            Part("forward", False, 0.04),
-            Part("forward", True, 0.01),
-            Part("data", False, 0.03),
-        ],
+        [*(Part("forward", *p) for p in ((True, 0.04), (False, 0.04), (True, 0.01))), Part("data", False, 0.03)],
     ]
     traces = [trace(rank, parts, steps=1) for rank, parts in enumerate(stages)]
     waits = find_waits(traces, [t.segments for t in traces])

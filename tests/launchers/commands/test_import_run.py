@@ -63,8 +63,7 @@ def test_a_sample_becomes_a_row_and_steps(words, steps, losses, expected, folder
 def test_a_csv_is_mapped_and_its_clock_gives_the_times(folder):
     lines = ["it,l,clock", *(f"{i},{5 - i}.5,{100 + 2 * i}" for i in range(5)), "4,nan,108", "5,,110"]
     (folder / "own.csv").write_text("\n".join(lines))
-    words = ["--map", "step=it,loss=l,elapsed_s=clock", "--first-step", "0"]
-    words += ["--facts", "seq_len=64,global_batch_size=2"]
+    words = "--map step=it,loss=l,elapsed_s=clock --first-step 0 --facts seq_len=64,global_batch_size=2".split()
     assert main(["import", "csv", "own.csv", *words]) == 0
     (row,) = rows(folder / "results" / "summary.csv")
     assert (row["step_time_s_median"], row["tokens_per_s"], row["loss_last"]) == ("2.0", "64.0", "nan")

@@ -125,8 +125,8 @@ def test_the_command_trains_times_and_writes(
     assert "400 images to learn from, 200 to test with" in said
     assert "the old figures are of the whole of MNIST" in said
     rows = pd.read_csv(csv)
-    names = ["model", "epoch", "train_loss", "train_err", "test_loss", "test_err", "epoch_time_s"]
-    assert list(rows.columns[:7]) == names
+    columns = "model epoch train_loss train_err test_loss test_err epoch_time_s".split()
+    assert list(rows.columns[:7]) == columns
     assert list(rows.model) == ["pure_linear"] * 2 + ["simple_conv"] * 2 + ["LeNet"] * 2
     kernel = "cpp" if library.ready() else "python"
     assert list(rows.pool_backward.dropna()) == [kernel] * 2

@@ -1,0 +1,333 @@
+"""Models of one's own: transformers' causal models by their config, and modules that a function of the user's returns.
+
+A module is built with its matrices on the meta device. Vectors and buffers are small, and have the values that its own code gives
+them. What cannot be trained right is refused by its name, before anything is created.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.model.hf_weights import safetensors_in
+from gptscale.common.model.loss import IGNORE
+from gptscale.common.settings.checks import refuse_changed
+from gptscale.common.settings.families import HF
+from gptscale.common.settings.own_config import OwnConfig
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import SHAPE, RunConfig
+from gptscale.common.settings.shape import Weight
+from gptscale.common.settings.user_file import read_json
+
+CONFIG_MOST, HASHED = 2**20, 2**20
+# Without --seq-len a sequence has so many tokens, unless the model has fewer positions.
+SEQ_LEN = 1024
+# Before the name that a weight has in the module itself.
+PREFIX = "own."
+
+
+def refused(source: str, why: str, fix: str) -> ConfigError:
+    """Return the error for a model that cannot be trained."""
+    return ConfigError(f"{source} {why}".replace("\n", " ")[:300], "in --model", fix)
+
+
+def user_module(source: str) -> ModuleType:
+    """Import the module of FILE.py:NAME or package.module:NAME, which has a function NAME."""
+    where, _, name = source.partition(":")
+    path = Path(where)
+    is_file = path.suffix == ".py"
+    sys.path.insert(0, str(path.parent.absolute()) if is_file else "")
+    try:
+        module = import_module(path.stem if is_file else where)
+        if is_file and not path.samefile(module.__file__ or "/"):
+            raise ImportError(f"{path.stem} is the name of {module.__file__}")
+        if not callable(getattr(module, name, None)):
+            raise ImportError(f"it has no function {name!r}")
+        return module
+    except (Exception, SystemExit) as error:
+        why, fix = f"cannot be imported ({type(error).__name__}: {error})", "write FILE.py:NAME or package.module:NAME"
+        raise refused(source, why, fix) from None
+
+
+def config_of_transformers(source: str, dropout: float) -> Any:
+    """Return transformers' config of a config.json or its folder. All its dropouts are the run's, as in the presets."""
+    import transformers
+
+    path = Path(source.removeprefix(HF))
+    path = path / "config.json" if path.is_dir() else path
+
+    def refuse(why: str) -> ConfigError:
+        return refused(source, f"is no config of transformers: {why}", "name a config.json or its folder")
+
+    found = read_json(path, CONFIG_MOST, refuse)
+    for name in ("model_type", "vocab_size"):
+        if not isinstance(found, dict) or name not in found:
+            raise refuse(f"it has no {name}")
+    if found["model_type"] not in transformers.CONFIG_MAPPING:
+        raise refuse(f"transformers {transformers.__version__} has no model_type {found['model_type']!r}")
+    config: Any = transformers.CONFIG_MAPPING[found["model_type"]].from_dict(found)
+    for name, value in config.to_dict().items():
+        if "drop" in name and type(value) in (int, float):
+            setattr(config, name, dropout)
+    return config
+
+
+def build(source: str, dropout: float, *, with_values: bool) -> nn.Module:
+    """Return the user's module, or transformers'. with_values: whether transformers fills its weights."""
+    if not source.startswith(HF):
+        module: Any = getattr(user_module(source), source.partition(":")[2])()
+        if not isinstance(module, nn.Module):
+            raise refused(source, f"returns {type(module).__name__}", "let it return a torch.nn.Module")
+        return module
+    import transformers
+    from transformers.initialization import no_init_weights
+
+    make: Any = transformers.AutoModelForCausalLM.from_config
+    with nullcontext() if with_values else no_init_weights():
+        module = make(config_of_transformers(source, dropout), dtype=torch.float32, trust_remote_code=False)
+    # Without values transformers ties none either.
+    module.tie_weights()
+    return module  # type: ignore[no-any-return]
+
+
+@contextmanager
+def matrices_on_meta() -> Iterator[None]:
+    """Give matrices their shapes, but no memory. Vectors and buffers are as their modules make them, on the CPU."""
+    register, made = nn.Module.register_parameter, dict[int, nn.Parameter]()
+
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and parameter.device.type not in ("cpu", "meta"):
+            raise ValueError(f"it makes {name} on {parameter.device}")
+        # A weight that is registered again is tied, and keeps its place.
+        if parameter is not None and id(parameter) not in made and parameter.dim() > 1:
+            attributes = dict(parameter.__dict__)
+            parameter = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+            parameter.__dict__.update(attributes)
+            made[id(parameter)] = parameter
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[assignment]
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+class OwnModel(nn.Module):
+    """A model of one's own behind forward(inputs, targets), which returns the summed loss.
+
+    Built under `torch.device("meta")` it has values for vectors and buffers alone. `blocks` are what strategies gather, compile
+    and recompute one by one, `block` is their class, and names of their weights begin with `prefixes`: those of the list of equal
+    modules with the most weights.
+    """
+
+    blocks: list[nn.Module]
+
+    def __init__(self, config: OwnConfig) -> None:
+        super().__init__()
+        self.source, on_meta = config.source, torch.get_default_device().type == "meta"
+        with matrices_on_meta() if on_meta else nullcontext():
+            self.own = build(config.source, config.dropout, with_values=on_meta)
+        lists = [(n, [*m.children()]) for n, m in self.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
+        # Modules without parts, such as products side by side, are no blocks.
+        equal = [(n, b) for n, b in lists if len(b) > 1 and len({*map(type, b)}) == 1 and [*b[0].children()]]
+        if not equal:
+            why = "has no list of equal modules, which strategies gather one after the other"
+            raise refused(self.source, why, "keep its layers in a nn.ModuleList")
+        name, blocks = max(equal, key=lambda pair: sum(p.numel() for b in pair[1] for p in b.parameters()))
+        # They are parts of `own` already.
+        self.__dict__["blocks"], self.block = blocks, type(blocks[0])
+        self.prefixes = tuple(f"{name}.{i}." for i in range(len(blocks)))
+        parameters = self.named_parameters()
+        self.rows = {name: Weight(name, tuple(p.shape), name.removeprefix(PREFIX)) for name, p in parameters}
+        self.files: dict[str, Path] = {}
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the summed loss over the targets that count, (). inputs, targets: token ids, (batch, seq)."""
+        if self.source.startswith(HF):
+            rows = self.own(input_ids=inputs, use_cache=False).logits.flatten(0, 1).float()
+            return functional.cross_entropy(rows, targets.flatten(), ignore_index=IGNORE, reduction="sum")
+        loss = self.own(inputs, targets)
+        if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
+            what = f"a tensor {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            fix = "let its forward(inputs, targets) return the summed loss, a scalar"
+            raise refused(self.source, f"returns no loss but {what}", fix)
+        return loss
+
+    def given(self, name: str) -> Any:
+        """Return the values of a vector, or what reads rows of a weight's file. None for a matrix without a file."""
+        if name in self.files:
+            return opened(self.files[name]).get_slice(name.removeprefix(PREFIX))
+        value = self.get_parameter(name)
+        return None if value.is_meta else value.detach()
+
+    def aliases(self) -> list[tuple[str, str]]:
+        """Return the further name of each weight that several modules have, with its first name."""
+        first: dict[nn.Parameter, str] = {}
+        named = self.named_parameters(remove_duplicate=False)
+        return [(name, first[p]) for name, p in named if first.setdefault(p, name) != name]
+
+    def allocate(self, run: Run, device: torch.device) -> None:
+        """Give the weights memory on `device`, tied ones once, and the buffers their values."""
+        aliases = self.aliases()
+        self.to_empty(device=device)
+        for name, first in aliases:
+            owner, _, last = name.rpartition(".")
+            self.get_submodule(owner)._parameters[last] = self.get_parameter(first)
+        self.set_buffers(run)
+
+    def set_buffers(self, run: Run) -> None:
+        """Give the buffers the values that their modules gave them, where the run computes. DeepSpeed casts them."""
+        looked = look(run.config.model, run.config.dropout, run.config.seed)
+        for name, value in looked.named_buffers(remove_duplicate=False):
+            owner, _, last = name.rpartition(".")
+            self.get_submodule(owner)._buffers[last] = value.to(run.world.device, copy=True)
+
+    def check(self) -> None:
+        """Raise ConfigError for weights that strategies cannot hold, cut or train alike, by name."""
+        for name, value in [*self.named_parameters(), *self.named_buffers()]:
+            is_weight = isinstance(value, nn.Parameter)
+            why = {
+                "on the meta device, without values": value.is_meta and not (is_weight and value.dim() > 1),
+                f"in {value.dtype}, where weights are fp32": is_weight and value.dtype != torch.float32,
+                "without a gradient (requires_grad is False)": is_weight and not value.requires_grad,
+                "without a dimension that could be cut": is_weight and not value.dim(),
+            }
+            for reason in (reason for reason, is_so in why.items() if is_so):
+                raise refused(self.source, f"has {name.removeprefix(PREFIX)} {reason}", "change that")
+        for name, first in self.aliases():
+            owners = {next((p for p in self.prefixes if n.startswith(p)), "") for n in (name, first)}
+            if len(owners) > 1 and len({*map(id, self.blocks)}) == len(self.blocks):
+                raise refused(self.source, f"ties {name} to {first}, of another block", "untie them")
+
+
+def shape_of(run: RunConfig) -> OwnConfig:
+    """Return the shape of the model of a run. Raises ConfigError for what cannot be trained, and for options of presets alone."""
+    of_presets = [*SHAPE, "attention", "sample", *([] if run.model.startswith(HF) else ["dropout"])]
+    refuse_changed(run, of_presets, f"{run.model[:80]} is trained as it is", "leave it out, or use a preset")
+    if run.precision == "fp8" or run.optimizer == "muon":
+        what = "fp8 and muon know the matrices of presets alone"
+        raise ConfigError(what, "in --precision and --optimizer", "use bf16 and adamw")
+    return _shape_of(run.model, run.dropout, run.seed, run.seq_len)
+
+
+@cache
+def _shape_of(source: str, dropout: float, seed: int, seq_len: int | None) -> OwnConfig:
+    model = look(source, dropout, seed)
+    theirs = model.own.config if source.startswith(HF) else None
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    if not tables:
+        raise refused(source, "has no nn.Embedding, whose rows would be its vocabulary", "use one for its tokens")
+    longest = getattr(theirs, "max_position_embeddings", None) or 2**22
+    if (seq_len or 0) > longest:
+        raise refused(source, f"has positions for {longest} tokens, not {seq_len}", f"use --seq-len {longest}")
+    try_step(model, seq_len or min(longest, SEQ_LEN))
+    uses = [(m, p) for m in model.modules() for p in m.parameters(recurse=False)]
+    multiplied = {p for m, p in uses if p.dim() > 1 and not isinstance(m, nn.Embedding)}
+    # A token passes some of the experts, which lie in one weight.
+    experts, used = (getattr(theirs, name, None) or 1 for name in ("num_local_experts", "num_experts_per_tok"))
+    sizes = [p.numel() for p in model.parameters()]
+    return OwnConfig(
+        n_layer=len(model.blocks),
+        n_head=getattr(theirs, "num_attention_heads", 1),
+        n_embd=getattr(theirs, "hidden_size", tables[0].embedding_dim),
+        block_size=min(longest, SEQ_LEN),
+        vocab_size=getattr(theirs, "vocab_size", tables[0].num_embeddings),
+        dropout=dropout if theirs else max((m.p for m in model.modules() if isinstance(m, nn.Dropout)), default=0.0),
+        source=source,
+        seed=seed,
+        identity=identity_of(model, theirs),
+        is_tied=any(table.weight in multiplied for table in tables),
+        n_params_in_memory=sum(sizes),
+        n_matmul_params=sum(p.numel() * used // experts if p.dim() > 2 else p.numel() for p in multiplied),
+        largest_weight=max(sizes),
+    )
+
+
+@cache
+def look(source: str, dropout: float, seed: int) -> OwnModel:
+    """Build a model without its matrices, and check it and the files of its weights, if there are any."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            torch.manual_seed(seed)
+            model = OwnModel(OwnConfig(1, 1, 1, 1, 1, dropout, source=source))
+        folder = Path(source.removeprefix(HF))
+        files = safetensors_in(folder) if source.startswith(HF) and folder.is_dir() else {}
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        why = f"cannot be built ({type(error).__name__}: {error})"
+        raise refused(source, why, "let it be built on a CPU") from None
+    model.check()
+    if not files:
+        if pickles := [*folder.glob("pytorch_model*.bin")] if folder.is_dir() else []:
+            raise refused(source, f"has weights in {pickles[0].name}, a pickle", "save it as safetensors")
+        return model
+    known, tied = model.own.state_dict(), {name.removeprefix(PREFIX) for name, _ in model.aliases()}
+    fix = "name a folder that transformers saved whole"
+    for name in sorted(files.keys() | known.keys() - tied):
+        if name not in files or name not in known:
+            where = "its files lack" if name in known else "its config has no place for"
+            raise refused(source, f"has a weight that {where}: {name}", fix)
+        shape, here = opened(files[name]).get_slice(name).get_shape(), list(known[name].shape)
+        if shape != here:
+            raise refused(source, f"has {name} of shape {shape} in its files, and {here} by its config", fix)
+    for name, buffer in model.own.named_buffers():
+        if name in files:
+            buffer.copy_(opened(files[name]).get_tensor(name))
+    model.files = {f"{PREFIX}{name}": file for name, file in files.items()}
+    return model
+
+
+def try_step(looked: OwnModel, seq_len: int) -> None:
+    """Compute a loss and its gradients without memory. Raises ConfigError if there is none, or a weight has no part in it.
+
+    A model that looks at values, as a router of experts does, cannot be tried so. Its first step tells.
+    """
+    model, source = copy.deepcopy(looked).to("meta"), looked.source
+    ids = torch.zeros(2, seq_len, dtype=torch.int64, device="meta")
+    try:
+        model(ids, ids).backward()
+    except ConfigError:
+        raise
+    except Exception as error:
+        if isinstance(error, NotImplementedError) or "meta" in str(error).lower():
+            return
+        fix = "let it take token ids (batch, seq) and targets on a CPU"
+        raise refused(source, f"fails at a step ({type(error).__name__}: {error})", fix) from None
+    if idle := [name.removeprefix(PREFIX) for name, p in model.named_parameters() if p.grad is None]:
+        raise refused(source, f"does not use {', '.join(idle[:4])}, which would get no gradient", "remove them")
+
+
+@cache
+def opened(file: Path) -> Any:
+    """Return an open file of safetensors, whose tensors are read as they are asked for."""
+    from safetensors import safe_open
+
+    return safe_open(file, framework="pt")
+
+
+def identity_of(model: OwnModel, theirs: Any) -> str:
+    """Return a hash of a model's config or code, and of the size and the first MiB of each file of its weights."""
+    code = (
+        theirs.to_json_string(use_diff=False) if theirs else Path(user_module(model.source).__file__ or "").read_text()
+    )
+    digest = hashlib.sha256(f"{'' if theirs else model.source.rpartition(':')[2]} {code}".encode())
+    for file in sorted({*model.files.values()}):
+        with file.open("rb") as content:
+            digest.update(f"{file.name} {file.stat().st_size}".encode() + content.read(HASHED))
+    return f"own {digest.hexdigest()[:16]}"

@@ -16,7 +16,7 @@ CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
     "core": (CORE, 24_790),
-    "foresight": (("foresight",), 11_755),
+    "foresight": (("foresight",), 11_730),
     "lenet": (("lenet",), 6_490),
     "the package": ((*CORE, *LABS), 43_030),
     "the tests": (("tests",), 26_980),

@@ -10,7 +10,8 @@ from gptscale.common.settings.checks import parse_names
 from gptscale.common.settings.command_line import parse
 from gptscale.foresight.plan.options import PlanOptions
 from gptscale.recipes import RECIPES
-from gptscale.results.render import console, table
+from gptscale.results.record.files import export
+from gptscale.results.render import console, markdown, picture_bytes, table
 
 if TYPE_CHECKING:
     from gptscale.foresight.plan.planner import WorkPlan
@@ -72,7 +73,8 @@ def _print(shown: PlanTable) -> None:
 def _leave(options: PlanOptions, plan: WorkPlan, shown: PlanTable, argv: Sequence[str]) -> None:
     """Explain a row and write the files that the options name."""
     from gptscale.foresight.plan.picture import draw_row, draw_scaling, explained, scaling_speeds
-    from gptscale.foresight.plan.planning import best_by_devices, write_figure, write_plan, write_table
+    from gptscale.foresight.plan.planning import best_by_devices, write_plan
+    from gptscale.foresight.plan.report import LEFT, page
 
     number = options.explain or shown.recommended
     if number > len(shown.rows):
@@ -86,8 +88,12 @@ def _leave(options: PlanOptions, plan: WorkPlan, shown: PlanTable, argv: Sequenc
             figure = draw_scaling(scaling_speeds(best_by_devices(options, plan)), work)
         else:
             figure = draw_row(row)
-        write_figure(figure, shown, options.png, options.html)
+        if options.png:
+            export(options.png, picture_bytes(figure, options.png.suffix[1:] or "png"))
+        if options.html:
+            text = page(shown.title, shown.lines, shown.cells, shown.notes, picture_bytes(figure))
+            export(options.html, text.encode())
     if options.md:
-        write_table(options.md, shown)
+        export(options.md, markdown(shown.cells, left=LEFT, notes=shown.notes).encode())
     if options.save:
         print(f"plan     {options.save}, {write_plan(options.save, shown, plan, argv)[:16]}")

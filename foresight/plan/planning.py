@@ -8,13 +8,13 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import torch
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.measure.gpus import PLAYED
+from gptscale.common.measure.gpus import GIB, PLAYED
 from gptscale.common.process.world import World
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.plan_file import FORMAT_VERSION, hash_of, options_of
@@ -22,18 +22,13 @@ from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.plan.options import PlanOptions
 from gptscale.foresight.plan.planner import WorkPlan, plan
-from gptscale.foresight.plan.question import GIB, Cluster, cpu_cluster, gpu_cluster
-from gptscale.foresight.plan.report import LEFT, page
+from gptscale.foresight.plan.question import Cluster, cpu_cluster, gpu_cluster
 from gptscale.foresight.plan.rows import PlannedRow, words_of
 from gptscale.foresight.plan.trials import measured, simulated
 from gptscale.foresight.simulate.interpreters import prepare_mock
 from gptscale.launchers.run.preflight import resolve
 from gptscale.recipes import unsupported
 from gptscale.results.record.files import export
-from gptscale.results.render import markdown, picture_bytes
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def cluster_of(options: PlanOptions) -> Cluster:
@@ -103,20 +98,6 @@ class PlanTable:
     cells: Sequence[dict[str, str]]
     notes: Sequence[str]
     recommended: int
-
-
-def write_figure(figure: Figure, shown: PlanTable, png: Path | None, html: Path | None) -> None:
-    """Write a picture, and a page of it and the table."""
-    if png:
-        export(png, picture_bytes(figure, png.suffix[1:] or "png"))
-    if html:
-        text = page(shown.title, shown.lines, shown.cells, shown.notes, picture_bytes(figure))
-        export(html, text.encode())
-
-
-def write_table(path: Path, shown: PlanTable) -> None:
-    """Write the table as Markdown."""
-    export(path, markdown(shown.cells, left=LEFT, notes=shown.notes).encode())
 
 
 def write_plan(path: Path, shown: PlanTable, plan: WorkPlan, argv: Sequence[str]) -> str:

@@ -18,7 +18,6 @@ from gptscale.foresight.memory.constants import outside_of_torch
 from gptscale.foresight.mock_cuda.devices import DEVICES
 from gptscale.foresight.price.cost import INNER_LINKS, OUTER_LINKS, Costs
 
-GIB = 2**30
 # The machine that this runs on.
 HERE = "here"
 # Makes a run of a recipe and its options, or raises ConfigError where they do not work out (launchers/run/preflight.py).

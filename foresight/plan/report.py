@@ -6,8 +6,8 @@ import base64
 from collections.abc import Mapping, Sequence
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.measure.gpus import GIB
 from gptscale.foresight.plan.planner import WorkPlan
-from gptscale.foresight.plan.question import GIB
 from gptscale.foresight.plan.rows import PlannedRow
 from gptscale.foresight.plan.trials import CONTENDED
 from gptscale.foresight.price.cost import Costs, sources_of

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gptscale.common.measure.gpus import GIB
 from gptscale.common.settings.command_line import changed_options
 from gptscale.common.settings.run_config import AXIS_SIZES, MODEL_AXES, RunConfig
 from gptscale.foresight.memory.bound import Places, bound
 from gptscale.foresight.memory.report import RankMemory
 from gptscale.foresight.plan.enumeration import Candidate
-from gptscale.foresight.plan.question import GIB, Cluster
+from gptscale.foresight.plan.question import Cluster
 from gptscale.foresight.price.replay import Replayed
 from gptscale.recipes import get
 

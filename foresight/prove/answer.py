@@ -15,14 +15,7 @@ def answer(comparison: Proof) -> dict[str, Any]:
     if c.differences:
         d = c.differences[0]
         cause, how = finding(c, d)
-        first = {
-            "kind": d.kind,
-            "name": d.name,
-            "step": d.step,
-            "deviation": d.deviation,
-            "unlike": d.unlike,
-            "of": d.of,
-        }
+        first = {name: getattr(d, name) for name in ("kind", "name", "step", "deviation", "unlike", "of")}
         first |= {"how": how, "cause": cause, "why": CAUSES[cause], "line": c.line.get(d.name)}
     notes = {
         "dropout was left out of both programs": c.reference.by_kind["dropout"] or c.candidate.by_kind["dropout"],

@@ -170,7 +170,7 @@ def run_program(task: ProgramTask) -> Simulation:
         if not (folder / "report.json").exists():
             _explain(process, task, folder, ended_by_us, last_lines(tail()))
         simulation = read_simulation(folder)
-        facts, lacking = simulation.facts, _lacking(tail())
+        facts, lacking = simulation.facts, list(dict.fromkeys(LACKS.findall(tail())))
         if facts["error"] and not facts["refused_bytes"]:
             why = f"it calls {lacking[0]}, which the mock of CUDA lacks" if lacking else facts["error"][:200]
             raise ProgramError(
@@ -283,7 +283,3 @@ def _explain(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path, 
     elif status:
         what += f" ({reason(tail)[:200]})"
     raise ProgramError(what, "see its last lines", tail)
-
-
-def _lacking(output: str) -> list[str]:
-    return list(dict.fromkeys(LACKS.findall(output)))

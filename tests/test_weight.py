@@ -16,10 +16,10 @@ CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
     "core": (CORE, 24_790),
-    "foresight": (("foresight",), 11_760),
+    "foresight": (("foresight",), 11_758),
     "lenet": (("lenet",), 6_490),
     "the package": ((*CORE, *LABS), 43_030),
-    "the tests": (("tests",), 26_980),
+    "the tests": (("tests",), 26_979),
 }
 GPT2 = ("common/settings/gpt_config.py", "common/model/gpt.py")
 LOADED = {

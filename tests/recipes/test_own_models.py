@@ -71,7 +71,9 @@ def models(tmp_path, monkeypatch):
 def test_a_model_of_ones_own_is_trained_as_by_one_process(model, models, tmp_path):
     words = ["--model", model, "--recipes", "ddp,fsdp,zero3,fairscale_sdp", "--optimizers", "sgd", "--steps", 4]
     ok("parity", *words, "--seq-len", 32, "--out", tmp_path, timeout=880)
-    assert all(max(float(row[k]) for k in ("loss", "grad_norm", "weights")) <= 1e-5 for row in rows("parity.csv"))
+    assert all(
+        max(float(row[k]) for k in ("loss", "grad_norm", "weights")) <= 1e-5 for row in rows(tmp_path / "parity.csv")
+    )
 
 
 @pytest.mark.timeout(600)

@@ -266,7 +266,7 @@ def look(source: str, dropout: float, seed: int) -> OwnModel:
             torch.manual_seed(seed)
             model = OwnModel(OwnConfig(1, 1, 1, 1, 1, dropout, source=source))
         folder = Path(source.removeprefix(HF))
-        files = safetensors_in(folder) if source.startswith(HF) and folder.is_dir() else {}
+        files = safetensors_in(folder) if source.startswith(HF) and any(folder.glob("*.safetensors*")) else {}
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:

@@ -84,10 +84,10 @@ class Reader:
 
     def verify(self) -> Reader:
         """Compare the SHA-256 of every file with the manifest, check that all numbers are finite, and return this reader."""
-        import safetensors
-
         for entry in self.manifest["files"]:
             with reading(self.path):
+                import safetensors
+
                 if sha256_of(self.path / entry["file"]) != entry["sha256"]:
                     raise self._damaged(entry["file"], "does not match its SHA-256")
                 with safetensors.safe_open(self.path / entry["file"], framework="pt") as file:

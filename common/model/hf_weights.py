@@ -16,13 +16,13 @@ INDEX = "model.safetensors.index.json"
 
 
 def safetensors_in(folder: Path) -> dict[str, Path]:
-    """Return the file of each tensor in a folder of transformers, none if it has no safetensors."""
+    """Return the file of each tensor in a folder of transformers."""
     from safetensors import safe_open
 
-    index, whole = folder / INDEX, folder / "model.safetensors"
-    files = {*json.loads(index.read_text())["weight_map"].values()} if index.is_file() else {whole.name}
+    index = folder / INDEX
+    files = {*json.loads(index.read_text())["weight_map"].values()} if index.is_file() else {"model.safetensors"}
     where: dict[str, Path] = {}
-    for path in (folder / Path(file).name for file in sorted(files) if index.is_file() or whole.is_file()):
+    for path in (folder / Path(file).name for file in sorted(files)):
         with safe_open(path, framework="pt") as opened:
             where |= dict.fromkeys(opened.keys(), path)
     return where

@@ -239,7 +239,7 @@ def _shape_of(source: str, dropout: float, seed: int, seq_len: int | None) -> Ow
     uses = [(m, p) for m in model.modules() for p in m.parameters(recurse=False)]
     multiplied = {p for m, p in uses if p.dim() > 1 and not isinstance(m, nn.Embedding)}
     # A token passes some of the experts, which lie in one weight.
-    experts, used = (getattr(theirs, name, None) or 1 for name in ("num_local_experts", "num_experts_per_tok"))
+    used = getattr(theirs, "num_experts_per_tok", None)
     sizes = [p.numel() for p in model.parameters()]
     return OwnConfig(
         n_layer=len(model.blocks),
@@ -253,7 +253,7 @@ def _shape_of(source: str, dropout: float, seed: int, seq_len: int | None) -> Ow
         identity=identity_of(model, theirs),
         is_tied=any(table.weight in multiplied for table in tables),
         n_params_in_memory=sum(sizes),
-        n_matmul_params=sum(p.numel() * used // experts if p.dim() > 2 else p.numel() for p in multiplied),
+        n_matmul_params=sum(p[0].numel() * (used or len(p)) if p.dim() > 2 else p.numel() for p in multiplied),
         largest_weight=max(sizes),
     )
 
@@ -266,7 +266,7 @@ def look(source: str, dropout: float, seed: int) -> OwnModel:
             torch.manual_seed(seed)
             model = OwnModel(OwnConfig(1, 1, 1, 1, 1, dropout, source=source))
         folder = Path(source.removeprefix(HF))
-        files = safetensors_in(folder) if source.startswith(HF) and folder.is_dir() else {}
+        files = safetensors_in(folder) if source.startswith(HF) and any(folder.glob("*.safetensors*")) else {}
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:

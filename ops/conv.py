@@ -18,8 +18,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptscale.ops import conv_python, registry
+from gptscale.ops import registry
 from gptscale.ops.arguments import check_like, check_shape, check_tensor
+from gptscale.ops.conv_python import (
+    ConvBiasReluBackwardFunction,
+    ConvBiasReluFunction,
+    Needs,
+    backward_formula,
+    convolution_backward,
+    python_conv_bias_relu,
+    python_conv_bias_relu_backward,
+    save_backward,
+    save_forward,
+)
 from gptscale.ops.windows import Pair, memory_format, pair, windows_over
 
 
@@ -63,8 +74,7 @@ def conv_bias_relu(
     geometry = _check(x, weight, bias, stride, padding, dilation, groups)
     if implementation == "python":
         x, weight, bias = _autocast(x, weight, bias)
-        with torch.autocast(x.device.type, enabled=False):
-            y = conv_python.python_conv_bias_relu(x, weight, bias, *geometry)
+        y = ConvBiasReluFunction.apply(x, weight, bias, *geometry)  # type: ignore[no-untyped-call]
     else:
         registry.require(implementation, x.device)
         y = torch.ops.gptscale.conv_bias_relu(x, weight, bias, *geometry)
@@ -95,7 +105,7 @@ def conv_bias_relu_backward(
     padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
-    needs: conv_python.Needs = (True, True, True),
+    needs: Needs = (True, True, True),
     implementation: str = "auto",
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of x, weight and bias from that of y, or None for those that `needs` does not name."""
@@ -109,7 +119,8 @@ def conv_bias_relu_backward(
     if not isinstance(needs, (tuple, list)) or len(needs) != 3 or not all(isinstance(n, bool) for n in needs):
         raise TypeError(f"needs: three bools expected (for x, weight, bias), not {needs!r}")
     if implementation == "python":
-        gradients = conv_python.python_conv_bias_relu_backward(grad, y, x, weight, *geometry, needs)
+        function: Any = ConvBiasReluBackwardFunction
+        gradients = function.apply(grad, y, x, weight, *geometry, tuple(needs))
     else:
         registry.require(implementation, x.device)
         gradients = torch.ops.gptscale.conv_bias_relu_backward(grad, y, x, weight, *geometry, needs)
@@ -184,7 +195,7 @@ def _fake_backward(
     grad: Tensor, y: Tensor, x: Tensor, weight: Tensor, *geometry_and_needs: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     *geometry, needs = geometry_and_needs
-    to_x, to_weight = conv_python.convolution_backward(torch.empty_like(y), x, weight, geometry, needs[:2])
+    to_x, to_weight = convolution_backward(torch.empty_like(y), x, weight, geometry, needs[:2])
     none = grad.new_empty(0)
     to_bias = grad.new_empty(weight.shape[0]) if needs[2] else none
     return none if to_x is None else to_x, none if to_weight is None else to_weight, to_bias
@@ -200,9 +211,9 @@ registry.define(
     "conv_bias_relu(Tensor x, Tensor weight, Tensor bias, int[2] stride, int[2] padding, int[2] dilation, int groups)"
     " -> Tensor",
     fake=_fake,
-    python=conv_python.python_conv_bias_relu,
+    python=python_conv_bias_relu,
     cuda="gptscale.ops.conv_triton",
-    setup_context=conv_python.save_forward,
+    setup_context=save_forward,
     backward=_formula,
     autocast=lambda dtype, x, weight, bias, *geometry: (*_cast(dtype, x, weight, bias), *geometry),
 )
@@ -210,8 +221,8 @@ registry.define(
     "conv_bias_relu_backward(Tensor grad, Tensor y, Tensor x, Tensor weight, int[2] stride, int[2] padding,"
     " int[2] dilation, int groups, bool[3] needs) -> (Tensor, Tensor, Tensor)",
     fake=_fake_backward,
-    python=conv_python.python_conv_bias_relu_backward,
+    python=python_conv_bias_relu_backward,
     cuda="gptscale.ops.conv_triton",
-    setup_context=conv_python.save_backward,
-    backward=conv_python.backward_formula,
+    setup_context=save_backward,
+    backward=backward_formula,
 )

@@ -25,12 +25,19 @@ def python_conv_bias_relu(
 
 
 def python_conv_bias_relu_backward(
-    grad: Tensor, y: Tensor, x: Tensor, weight: Tensor, *arguments: Any
+    grad: Tensor,
+    y: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+    needs: Needs,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, weight and bias, with an empty tensor for each that is not needed."""
-    *geometry, needs = arguments
     masked = masked_by(y, grad)
-    to_x, to_weight = convolution_backward(masked, x, weight, geometry, needs[:2])
+    to_x, to_weight = convolution_backward(masked, x, weight, (stride, padding, dilation, groups), needs[:2])
     to_bias = masked.sum((0, 2, 3)) if needs[2] else None
     none = grad.new_empty(0)
     return tuple(none if g is None else g for g in (to_x, to_weight, to_bias))  # type: ignore[return-value]
@@ -97,3 +104,38 @@ def backward_formula(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
     grad, y, x, weight = ctx.saved_tensors
     to_grad, to_x, to_weight = double_backward(needed_upstream, grad, y, x, weight, ctx.geometry)
     return to_grad, None, to_x, to_weight, None, None, None, None, None
+
+
+class ConvBiasReluFunction(torch.autograd.Function):
+    """The operator with its derivative written by hand.
+
+    The derivative is a Function too, so that it has a derivative itself.
+    """
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int
+    ) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return python_conv_bias_relu(x, weight, bias, stride, padding, dilation, groups)
+
+    setup_context = staticmethod(save_forward)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        needs = tuple(ctx.needs_input_grad[:3])
+        function: Any = ConvBiasReluBackwardFunction
+        gradients = function.apply(grad, *ctx.saved_tensors, *ctx.geometry, needs)
+        return *(g if needed else None for g, needed in zip(gradients, needs, strict=True)), None, None, None, None
+
+
+class ConvBiasReluBackwardFunction(torch.autograd.Function):
+    """The derivative of the operator, the gradients of x, weight and bias, with its own derivative."""
+
+    forward = staticmethod(python_conv_bias_relu_backward)
+    backward = staticmethod(backward_formula)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.set_materialize_grads(False)
+        save_backward(ctx, inputs, output)

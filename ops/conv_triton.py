@@ -10,8 +10,6 @@ has the same bits in each run. The gradients of x and weight are the library's (
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -189,18 +187,32 @@ def mask_and_sum(grad: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     )
     parts = (grid[0], columns) if over_rows else (grid[1], images, channels)
     sums = torch.empty(parts, dtype=torch.float32, device=y.device)
-    sizes = {"OVER_ROWS": over_rows, "ROWS": ROWS, "COLUMNS": COLUMNS, "STEPS": STEPS}
-    _mask_kernel[grid](grad, y, masked, sums, rows, columns, **sizes, num_warps=4)
+    _mask_kernel[grid](
+        *(grad, y, masked, sums, rows, columns),
+        OVER_ROWS=over_rows,
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
+        STEPS=STEPS,
+        num_warps=4,
+    )
     return masked, sums.flatten(0, -2).sum(0).to(y.dtype)
 
 
 def conv_bias_relu_backward(
-    grad: Tensor, y: Tensor, x: Tensor, weight: Tensor, *arguments: Any
+    grad: Tensor,
+    y: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+    needs: tuple[bool, bool, bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, weight and bias, with an empty tensor for each that is not needed."""
     from gptscale.ops import conv_python
 
-    *geometry, needs = arguments
+    geometry = (stride, padding, dilation, groups)
     if x.dtype == torch.float64:
         return conv_python.python_conv_bias_relu_backward(grad, y, x, weight, *geometry, needs)
     masked, to_bias = mask_and_sum(grad, y)

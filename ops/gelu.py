@@ -41,7 +41,7 @@ def gelu(x: Tensor, approximate: Approximate = "erf", implementation: str = "aut
     check_tensor("x", x)
     _check_approximate(approximate)
     if implementation == "python":
-        return python_gelu(x, approximate)
+        return _apply(GeluFunction, x, approximate)
     registry.require(implementation, x.device)
     result: Tensor = torch.ops.gptscale.gelu(x, approximate)
     return result
@@ -59,7 +59,7 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: Approximate = "erf", impleme
     check_shape("bias", bias, (x.shape[-1],), f"the last of x's {tuple(x.shape)}")
     _check_approximate(approximate)
     if implementation == "python":
-        return python_bias_gelu(x, bias, approximate)
+        return _apply(BiasGeluFunction, x, bias, approximate)
     registry.require(implementation, x.device)
     result: Tensor = torch.ops.gptscale.bias_gelu(x, bias, approximate)
     return result
@@ -70,7 +70,7 @@ def _check_approximate(approximate: str) -> None:
         raise ValueError(f"approximate: erf, tanh or sigmoid expected, not {approximate!r}")
 
 
-# --- In Python: the formulas
+# --- In Python: the formulas, and their registration with autograd as in a textbook
 
 
 def p(x: Tensor, approximate: str) -> Tensor:
@@ -139,7 +139,57 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(*tensors)
 
 
+class GeluFunction(torch.autograd.Function):
+    """f with its derivative written by hand.
+
+    The derivative is a Function too, so that it has a derivative itself.
+    """
+
+    forward = staticmethod(python_gelu)
+    setup_context = staticmethod(_save)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return _apply(GeluBackwardFunction, grad, x, ctx.approximate), None
+
+
+class GeluBackwardFunction(torch.autograd.Function):
+    """The derivative of GELU, grad f'(x), with its own derivative."""
+
+    forward = staticmethod(python_gelu_backward)
+    setup_context = staticmethod(_save)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
+        grad, x = ctx.saved_tensors
+        to_grad = _apply(GeluBackwardFunction, upstream, x, ctx.approximate)
+        return to_grad, python_gelu_double_backward(upstream, grad, x, ctx.approximate), None
+
+
+class BiasGeluFunction(torch.autograd.Function):
+    """f(x + bias) with its derivative, which bias sums over the rows that it was added to."""
+
+    forward = staticmethod(python_bias_gelu)
+    setup_context = staticmethod(_save)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, bias = ctx.saved_tensors
+        to_x = _apply(GeluBackwardFunction, _wide(grad), _wide(x) + _wide(bias), ctx.approximate)
+        return to_x.to(x.dtype), to_x.reshape(-1, bias.numel()).sum(0).to(bias.dtype), None
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
+    return result
+
+
 # --- Registration with torch.library
+
+
+def _fake_rows(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _fake_rows_backward(grad: Tensor, x: Tensor, bias: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
@@ -187,7 +237,7 @@ registry.define(
 )
 registry.define(
     "bias_gelu(Tensor x, Tensor bias, str approximate) -> Tensor",
-    fake=lambda x, bias, approximate: torch.empty_like(x, memory_format=torch.contiguous_format),
+    fake=_fake_rows,
     python=lambda x, bias, approximate: python_bias_gelu(x.contiguous(), bias, approximate),
     cuda="gptscale.ops.gelu_triton",
     setup_context=_save,

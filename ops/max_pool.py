@@ -16,8 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gptscale.ops import max_pool_python, registry
+from gptscale.ops import registry
 from gptscale.ops.arguments import check_tensor
+from gptscale.ops.max_pool_python import (
+    MaxPoolBackwardFunction,
+    MaxPoolFunction,
+    new,
+    python_max_pool2d,
+    python_max_pool2d_backward,
+    select,
+)
 from gptscale.ops.windows import Pair, pair, windows_over
 
 IN_PYTHON = ("loop", "windows", "python")
@@ -67,7 +75,7 @@ def max_pool2d_with_offsets(
         raise ValueError(f"x: {tuple(x.shape)} is too small for windows of {geometry[0]} (dilation {geometry[3]})")
     y: Tensor
     if implementation in IN_PYTHON:
-        y, offsets = max_pool_python.MaxPoolFunction.apply(x, *geometry, ceil_mode, implementation)  # type: ignore[no-untyped-call]
+        y, offsets = MaxPoolFunction.apply(x, *geometry, ceil_mode, implementation)  # type: ignore[no-untyped-call]
     else:
         registry.require(implementation, x.device, IN_PYTHON)
         y, offsets = torch.ops.gptscale.max_pool2d(x, *geometry, ceil_mode)
@@ -95,7 +103,7 @@ def max_pool2d_backward(
     _check_offsets(grad, offsets, input_size, geometry)
     result: Tensor
     if implementation in IN_PYTHON:
-        function: Any = max_pool_python.MaxPoolBackwardFunction
+        function: Any = MaxPoolBackwardFunction
         result = function.apply(grad, offsets, input_size, *geometry, implementation)
     else:
         registry.require(implementation, grad.device, IN_PYTHON)
@@ -135,11 +143,11 @@ def _fake(
     x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, ceil_mode: bool
 ) -> tuple[Tensor, Tensor]:
     size = (*x.shape[:-2], *windows_over(x.shape, kernel, stride, padding, dilation, ceil_mode))
-    return max_pool_python.new(x, size, x.dtype), max_pool_python.new(x, size, torch.int8)
+    return new(x, size, x.dtype), new(x, size, torch.int8)
 
 
 def _fake_backward(grad: Tensor, offsets: Tensor, input_size: Sequence[int], *_: Any) -> Tensor:
-    return max_pool_python.new(offsets, input_size, grad.dtype)
+    return new(offsets, input_size, grad.dtype)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -160,14 +168,14 @@ def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward_formula(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
-    return max_pool_python.select(upstream, ctx.saved_tensors[0], *ctx.geometry), None, None, None, None, None, None
+    return select(upstream, ctx.saved_tensors[0], *ctx.geometry), None, None, None, None, None, None
 
 
 registry.define(
     "max_pool2d(Tensor x, int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode)"
     " -> (Tensor, Tensor)",
     fake=_fake,
-    python=max_pool_python.python_max_pool2d,
+    python=python_max_pool2d,
     cuda="gptscale.ops.max_pool_triton",
     setup_context=_save,
     backward=_formula,
@@ -176,7 +184,7 @@ registry.define(
     "max_pool2d_backward(Tensor grad, Tensor offsets, SymInt[] input_size, int[2] kernel_size, int[2] stride,"
     " int[2] padding, int[2] dilation) -> Tensor",
     fake=_fake_backward,
-    python=max_pool_python.python_max_pool2d_backward,
+    python=python_max_pool2d_backward,
     cuda="gptscale.ops.max_pool_triton",
     setup_context=_save_backward,
     backward=_backward_formula,

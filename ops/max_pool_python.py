@@ -189,17 +189,21 @@ def _wide(x: Tensor) -> Tensor:
 
 
 FORWARDS = {"loop": loop_max_pool2d, "windows": windows_max_pool2d, "python": python_max_pool2d}
-_BACKWARDS = loop_max_pool2d_backward, windows_max_pool2d_backward, python_max_pool2d_backward
-BACKWARDS = dict(zip(FORWARDS, _BACKWARDS, strict=True))
+BACKWARDS = {
+    "loop": loop_max_pool2d_backward,
+    "windows": windows_max_pool2d_backward,
+    "python": python_max_pool2d_backward,
+}
 
 
 class MaxPoolFunction(torch.autograd.Function):
     """Max pooling in Python, which keeps only the offsets for the backward, and not x."""
 
     @staticmethod
-    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-        *others, implementation = arguments
-        return FORWARDS[implementation](*others)
+    def forward(
+        x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, ceil_mode: bool, implementation: str
+    ) -> tuple[Tensor, Tensor]:
+        return FORWARDS[implementation](x, kernel, stride, padding, dilation, ceil_mode)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -222,9 +226,17 @@ class MaxPoolBackwardFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(*arguments: Any) -> Tensor:
-        *others, implementation = arguments
-        return BACKWARDS[implementation](*others)
+    def forward(
+        grad: Tensor,
+        offsets: Tensor,
+        input_size: Sequence[int],
+        kernel: Pair,
+        stride: Pair,
+        padding: Pair,
+        dilation: Pair,
+        implementation: str,
+    ) -> Tensor:
+        return BACKWARDS[implementation](grad, offsets, input_size, kernel, stride, padding, dilation)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

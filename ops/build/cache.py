@@ -138,9 +138,11 @@ def build_once(
             lock.acquire(timeout=min(1.0, wait_s))
         except Timeout:
             if time.time() - max(began, _last_written(folder, building)) > wait_s:
-                what = f"another `gptscale prepare` is compiling, and has written nothing for {wait_s:g} s"
-                fix = f"wait for it, or end {_holder(lock.lock_file)}"
-                raise BuildError(what, f"with the lock {lock.lock_file}", fix) from None
+                raise BuildError(
+                    f"another `gptscale prepare` is compiling, and has written nothing for {wait_s:g} s",
+                    f"with the lock {lock.lock_file}",
+                    f"wait for it, or end {_holder(lock.lock_file)}",
+                ) from None
     with lock:
         # These belong to builds that were killed: nobody else builds while this process holds the lock.
         for abandoned in folder.glob(f"{building}*"):

@@ -66,9 +66,16 @@ def compile_into(folder: Path) -> None:
     """Compile kernels.so in `folder` by torch.utils.cpp_extension."""
     from torch.utils import cpp_extension
 
-    files, kind = [str(path) for path in sources()], {"is_python_module": False, "with_cuda": False, "verbose": True}
-    link, here = ["-fopenmp"], str(folder)
-    cpp_extension.load("kernels", files, extra_cflags=FLAGS, extra_ldflags=link, build_directory=here, **kind)
+    cpp_extension.load(
+        "kernels",
+        [str(path) for path in sources()],
+        extra_cflags=FLAGS,
+        extra_ldflags=["-fopenmp"],
+        build_directory=str(folder),
+        is_python_module=False,
+        with_cuda=False,
+        verbose=True,
+    )
 
 
 @cache

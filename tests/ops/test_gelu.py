@@ -18,11 +18,9 @@ NARROW = [torch.float32, torch.bfloat16, torch.float16]
 
 def torchs_own(x, variant):
     """Compute GELU as a user of PyTorch would write it."""
-    return (
-        x * torch.sigmoid(1.702 * x)
-        if variant == "sigmoid"
-        else F.gelu(x, approximate="none" if variant == "erf" else variant)
-    )
+    if variant == "sigmoid":
+        return x * torch.sigmoid(1.702 * x)
+    return F.gelu(x, approximate="none" if variant == "erf" else variant)
 
 
 def derivative(f, x):

@@ -278,10 +278,8 @@ def gelu_kernels(t):
 
 
 def max_pool_kernels(t):
-    constants, size = (
-        t._constants(torch.bfloat16, (3, 3), (2, 2), (1, 1), (1, 1)),
-        {"size": "i64", "offsets_ptr": "*i8"},
-    )
+    constants = t._constants(torch.bfloat16, (3, 3), (2, 2), (1, 1), (1, 1))
+    size = {"size": "i64", "offsets_ptr": "*i8"}
     return [(kernel, constants, size, 4) for kernel in (t._forward_kernel, t._backward_kernel)]
 
 

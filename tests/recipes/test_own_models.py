@@ -16,7 +16,6 @@ SIZES = {"vocab_size": 257, "hidden_size": 64, "num_hidden_layers": 2, "num_atte
 SIZES |= {"max_position_embeddings": 128, "bos_token_id": None, "eos_token_id": None}
 CONFIGS = {
     "llama": transformers.LlamaConfig(**SIZES, intermediate_size=128, num_key_value_heads=2, tie_word_embeddings=True),
-    "falcon": transformers.FalconConfig(**SIZES),
     "mixtral": transformers.MixtralConfig(**SIZES, intermediate_size=96, num_key_value_heads=2, num_local_experts=4),
 }
 LLAMA = CONFIGS["llama"].to_dict()
@@ -71,9 +70,8 @@ def models(tmp_path, monkeypatch):
 def test_a_model_of_ones_own_is_trained_as_by_one_process(model, models, tmp_path):
     words = ["--model", model, "--recipes", "ddp,fsdp,zero3,fairscale_sdp", "--optimizers", "sgd", "--steps", 4]
     ok("parity", *words, "--seq-len", 32, "--out", tmp_path, timeout=880)
-    assert all(
-        max(float(row[k]) for k in ("loss", "grad_norm", "weights")) <= 1e-5 for row in rows(tmp_path / "parity.csv")
-    )
+    figures = [float(row[k]) for row in rows(tmp_path / "parity.csv") for k in ("loss", "grad_norm", "weights")]
+    assert max(figures) <= 1e-5
 
 
 @pytest.mark.timeout(600)
@@ -127,10 +125,8 @@ def test_a_config_that_cannot_be_trained_is_one_line(said, tmp_path, capsys):
     config, words = BAD_CONFIGS[said]
     if config:
         (tmp_path / "config.json").write_text(json.dumps(config))
-    assert (
-        main(["run", "ddp", "--model", f"hf:{tmp_path}/config.json", "--out", str(tmp_path / "out"), *words.split()])
-        == 2
-    )
+    where = ["--model", f"hf:{tmp_path}/config.json", "--out", str(tmp_path / "out")]
+    assert main(["run", "ddp", *where, *words.split()]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 

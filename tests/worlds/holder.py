@@ -21,11 +21,8 @@ class Holder:
             value = torch.randn(*shape, generator=generator)
             return value if fill is None else torch.full_like(value, fill)
 
-        self.tensors = {
-            "model/a.weight": tensor(6, 4),
-            "model/b.bias": tensor(5),
-            "adamw.exp_avg/a.weight": tensor(6, 4),
-        }
+        a, b, average = tensor(6, 4), tensor(5), tensor(6, 4)
+        self.tensors = {"model/a.weight": a, "model/b.bias": b, "adamw.exp_avg/a.weight": average}
         self.steps = 3.0 if fill is None else 0.0
 
     def state(self):

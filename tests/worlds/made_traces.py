@@ -26,12 +26,8 @@ class Part(NamedTuple):
     micro_batch: int = -1
 
 
-HEALTHY = [
-    Part("data", False, 0.001),
-    Part("forward", False, 0.03),
-    Part("backward", False, 0.06),
-    Part("optimizer", False, 0.005),
-]
+SECONDS = {"data": 0.001, "forward": 0.03, "backward": 0.06, "optimizer": 0.005}
+HEALTHY = [Part(name, False, seconds) for name, seconds in SECONDS.items()]
 
 
 def trace(

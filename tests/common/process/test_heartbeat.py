@@ -41,10 +41,8 @@ def store(monkeypatch):
 def test_a_heart_that_no_longer_beats(store):
     own, _, other = (beats_at(store, rank, 7, "backward", waits=True) for rank in range(3))
     store.beating = [other]
-    assert own.missing() == (
-        "rank 1",
-        "last seen 0 s ago at step 7 in backward, while rank 0 was at step 7 in backward",
-    )
+    seen = "last seen 0 s ago at step 7 in backward, while rank 0 was at step 7 in backward"
+    assert own.missing() == ("rank 1", seen)
 
 
 def test_a_rank_that_beats_but_does_not_come(store):

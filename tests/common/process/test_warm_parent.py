@@ -88,11 +88,9 @@ def test_variables_that_libraries_read_when_loaded_start_a_program_afresh(tmp_pa
 
 
 def test_threads_are_those_of_the_programs_environment(tmp_path):
+    code = "import torch; print(torch.get_num_threads())"
     for threads in "13":
-        assert (
-            outcome(tmp_path, "import torch; print(torch.get_num_threads())", OMP_NUM_THREADS=threads)[1]
-            == f"{threads}\n"
-        )
+        assert outcome(tmp_path, code, OMP_NUM_THREADS=threads)[1] == f"{threads}\n"
 
 
 def test_a_program_that_hangs_is_killed(tmp_path):

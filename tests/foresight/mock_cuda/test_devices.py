@@ -10,17 +10,8 @@ from gptscale.foresight.mock_cuda.devices import DEVICES, device_named, environm
 GIB = 2**30
 
 
-SOLD_GIB = {
-    "a100-80": 80,
-    "h100-80": 80,
-    "h200": 141,
-    "b200": 192,
-    "24gb": 24,
-    "a10g": 24,
-    "a6000": 48,
-    "h100-96": 96,
-    "l40s": 48,
-}
+SOLD_GIB = {"a100-80": 80, "h100-80": 80, "h100-96": 96, "h200": 141, "b200": 192}
+SOLD_GIB |= {"24gb": 24, "a10g": 24, "a6000": 48, "l40s": 48}
 
 
 def test_a_device_has_a_little_less_memory_than_it_is_sold_with():

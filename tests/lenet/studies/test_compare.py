@@ -36,10 +36,8 @@ def folder(tmp_path: Path) -> Path:
 
 def test_repeats_are_one_line_and_the_best_accuracy_is_first(folder: Path) -> None:
     comparison = compare(load([folder]))
-    assert {name: len(rows) for name, rows in comparison.ranked.items()} == {
-        "lenet precision=fp32": 2,
-        "lenet precision=bf16": 2,
-    }
+    counts = {name: len(rows) for name, rows in comparison.ranked.items()}
+    assert counts == {"lenet precision=fp32": 2, "lenet precision=bf16": 2}
     assert list(comparison.ranked)[0] == "lenet precision=fp32"
     assert "accuracy %: lenet precision=fp32 and lenet precision=bf16 are not told apart" in comparison.notes
     assert not any("images/s" in note for note in comparison.notes)

@@ -55,10 +55,8 @@ def test_resume_moves_rows_beyond_the_checkpoint_aside(tmp_path):
         resumed.append(step_row(step))
     resumed.close()
     assert steps_in(path) == [1, 2, 3, 4, 5, 6]
-    assert (tmp_path / "steps.discarded.csv").read_text().splitlines() == [
-        "5,0.5,0.5,0.5,0.5,0.5,0.5",
-        "6,0.5,0.5,0.5,0.5,0.5,0.5",
-    ]
+    discarded = (tmp_path / "steps.discarded.csv").read_text().splitlines()
+    assert discarded == ["5,0.5,0.5,0.5,0.5,0.5,0.5", "6,0.5,0.5,0.5,0.5,0.5,0.5"]
 
 
 WHOLE = "4,0.5,0.5,0.5,0.5,0.5,0.5\n"

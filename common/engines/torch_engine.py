@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -60,7 +60,7 @@ class SteppedEngine(Engine):
         if self.group is None:
             return lambda: value.view(1)
         gathered = value.new_empty(self.shares)
-        work = dist.all_gather_into_tensor(gathered, value.view(1), group=self.group, async_op=True)
+        work: Any = dist.all_gather_into_tensor(gathered, value.view(1), group=self.group, async_op=True)
 
         # It holds the tensor that is sent. Else NCCL's watchdog frees it at a moment of its own.
         def of_data_ranks(sent: Tensor = value) -> Tensor:

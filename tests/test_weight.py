@@ -3,7 +3,7 @@
 A limit falls. Whoever adds lines above it takes others out. On 2026-11-26 four limits rose twice, unpaid: pipelines, three axes
 and models of others in `gptscale fit` took 520 lines of foresight; checkpoints for other programs, techniques and a schedule took
 340 of the core, context parallelism 340, Muon 190, bits per byte and samples 130; their tests took 575. On 2026-11-27 models of
-one's own in `gptscale run` took 127 of the core. A rank owes 38 above the 10,000 of the law. docs/measurements/LOG.md has the history.
+one's own in `gptscale run` took 127 of the core. A rank owes 38 above the 10,000 of the law. docs/measurements/LOG.md tells it.
 """
 
 import ast

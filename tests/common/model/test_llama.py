@@ -52,7 +52,7 @@ def test_the_list_of_weights_is_that_of_the_model(name):
     assert config.n_params == PUBLISHED.get(name, config.n_params)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [name for name, row in FAMILIES.items() if row.presets])
 def test_a_familys_row_names_its_presets(name):
     module = import_module(f"gptscale.common.settings.{FAMILIES[name].config}")
     assert FAMILIES[name].presets.split() == list(module.PRESETS)

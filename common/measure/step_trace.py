@@ -89,8 +89,8 @@ def trace_steps(rank: int, step: Callable[[int], object], device: torch.device, 
         activities.append(ProfilerActivity.CUDA)
     # The profiler's clock is that of the day.
     offset_s = time.time_ns() / 1e9 - time.perf_counter()
-    # Else it says on every machine without a GPU that there is none.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+    # Else it says on every machine without a GPU that there is none, and in torch 2.15 when it starts and stops.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with (
         profile(activities=activities, acc_events=True) as profiler,
         ExchangeLog().watching() as trace.profiled_exchanges,

@@ -129,7 +129,7 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
     stepper = ZeroOptimizer(ds, names, adamw=run.config.optimizer == "adamw", swap=swap)
     stepper.initialise(run.gpt, run.config.seed)
     if run.config.is_own:
-        model.set_buffers(run)  # type: ignore[operator]
+        model.set_buffers(run.world.device)  # type: ignore[operator]
     return TorchEngine(
         run,
         ds,

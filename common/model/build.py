@@ -75,9 +75,6 @@ def materialise(model: M, run: Run, device: torch.device) -> M:
 
     model: a model or a stage of one, on the meta device. Its parameters may be DTensors.
     """
-    if run.config.is_own:
-        model.allocate(run, device)  # type: ignore[operator]
-    else:
-        model.to_empty(device=device)
+    model.to_empty(device=device)
     init_weights((shard_of(f"model/{name}", p) for name, p in model.named_parameters()), run.gpt, run.config.seed)
     return model

@@ -12,9 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -27,12 +25,12 @@ from gptscale.common.model.loss import IGNORE
 from gptscale.common.settings.checks import refuse_changed
 from gptscale.common.settings.families import HF
 from gptscale.common.settings.own_config import OwnConfig
-from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import SHAPE, RunConfig
 from gptscale.common.settings.shape import Weight
-from gptscale.common.settings.user_file import read_json
+from gptscale.common.settings.user_code import read_hf_config, user_function
 
-CONFIG_MOST, HASHED = 2**20, 2**20
+# Bytes of a file of weights that tell it from another.
+HASHED = 2**20
 # Without --seq-len a sequence has so many tokens, unless the model has fewer positions.
 SEQ_LEN = 1024
 # Before the name that a weight has in the module itself.
@@ -44,40 +42,16 @@ def refused(source: str, why: str, fix: str) -> ConfigError:
     return ConfigError(f"{source} {why}".replace("\n", " ")[:300], "in --model", fix)
 
 
-def user_module(source: str) -> ModuleType:
-    """Import the module of FILE.py:NAME or package.module:NAME, which has a function NAME."""
-    where, _, name = source.partition(":")
-    path = Path(where)
-    is_file = path.suffix == ".py"
-    sys.path.insert(0, str(path.parent.absolute()) if is_file else "")
-    try:
-        module = import_module(path.stem if is_file else where)
-        if is_file and not path.samefile(module.__file__ or "/"):
-            raise ImportError(f"{path.stem} is the name of {module.__file__}")
-        if not callable(getattr(module, name, None)):
-            raise ImportError(f"it has no function {name!r}")
-        return module
-    except (Exception, SystemExit) as error:
-        why, fix = f"cannot be imported ({type(error).__name__}: {error})", "write FILE.py:NAME or package.module:NAME"
-        raise refused(source, why, fix) from None
-
-
 def config_of_transformers(source: str, dropout: float) -> Any:
     """Return transformers' config of a config.json or its folder. All its dropouts are the run's, as in the presets."""
     import transformers
 
-    path = Path(source.removeprefix(HF))
-    path = path / "config.json" if path.is_dir() else path
-
     def refuse(why: str) -> ConfigError:
         return refused(source, f"is no config of transformers: {why}", "name a config.json or its folder")
 
-    found = read_json(path, CONFIG_MOST, refuse)
-    for name in ("model_type", "vocab_size"):
-        if not isinstance(found, dict) or name not in found:
-            raise refuse(f"it has no {name}")
-    if found["model_type"] not in transformers.CONFIG_MAPPING:
-        raise refuse(f"transformers {transformers.__version__} has no model_type {found['model_type']!r}")
+    found = read_hf_config(source.removeprefix(HF), refuse)
+    if "vocab_size" not in found:
+        raise refuse("it has no vocab_size")
     config: Any = transformers.CONFIG_MAPPING[found["model_type"]].from_dict(found)
     for name, value in config.to_dict().items():
         if "drop" in name and type(value) in (int, float):
@@ -88,7 +62,7 @@ def config_of_transformers(source: str, dropout: float) -> Any:
 def build(source: str, dropout: float, *, with_values: bool) -> nn.Module:
     """Return the user's module, or transformers'. with_values: whether transformers fills its weights."""
     if not source.startswith(HF):
-        module: Any = getattr(user_module(source), source.partition(":")[2])()
+        module: Any = user_function(source, "--model")[0]()
         if not isinstance(module, nn.Module):
             raise refused(source, f"returns {type(module).__name__}", "let it return a torch.nn.Module")
         return module
@@ -139,7 +113,7 @@ class OwnModel(nn.Module):
 
     def __init__(self, config: OwnConfig) -> None:
         super().__init__()
-        self.source, on_meta = config.source, torch.get_default_device().type == "meta"
+        self.config, self.source, on_meta = config, config.source, torch.get_default_device().type == "meta"
         with matrices_on_meta() if on_meta else nullcontext():
             self.own = build(config.source, config.dropout, with_values=on_meta)
         lists = [(n, [*m.children()]) for n, m in self.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
@@ -181,21 +155,21 @@ class OwnModel(nn.Module):
         named = self.named_parameters(remove_duplicate=False)
         return [(name, first[p]) for name, p in named if first.setdefault(p, name) != name]
 
-    def allocate(self, run: Run, device: torch.device) -> None:
+    def to_empty(self, *, device: Any, recurse: bool = True) -> OwnModel:
         """Give the weights memory on `device`, tied ones once, and the buffers their values."""
         aliases = self.aliases()
-        self.to_empty(device=device)
+        super().to_empty(device=device, recurse=recurse)
         for name, first in aliases:
             owner, _, last = name.rpartition(".")
             self.get_submodule(owner)._parameters[last] = self.get_parameter(first)
-        self.set_buffers(run)
+        self.set_buffers(device)
+        return self
 
-    def set_buffers(self, run: Run) -> None:
-        """Give the buffers the values that their modules gave them, where the run computes. DeepSpeed casts them."""
-        looked = look(run.config.model, run.config.dropout, run.config.seed)
-        for name, value in looked.named_buffers(remove_duplicate=False):
+    def set_buffers(self, device: torch.device) -> None:
+        """Give the buffers, on `device`, the values that their modules gave them. DeepSpeed casts them."""
+        for name, value in self.config.look().named_buffers(remove_duplicate=False):
             owner, _, last = name.rpartition(".")
-            self.get_submodule(owner)._buffers[last] = value.to(run.world.device, copy=True)
+            self.get_submodule(owner)._buffers[last] = value.to(device, copy=True)
 
     def check(self) -> None:
         """Raise ConfigError for weights that strategies cannot hold, cut or train alike, by name."""
@@ -220,7 +194,7 @@ def shape_of(run: RunConfig) -> OwnConfig:
     of_presets = [*SHAPE, "attention", "sample", *([] if run.model.startswith(HF) else ["dropout"])]
     refuse_changed(run, of_presets, f"{run.model[:80]} is trained as it is", "leave it out, or use a preset")
     if run.precision == "fp8" or run.optimizer == "muon":
-        what = "fp8 and muon know the matrices of presets alone"
+        what = "fp8 and muon work with presets only"
         raise ConfigError(what, "in --precision and --optimizer", "use bf16 and adamw")
     return _shape_of(run.model, run.dropout, run.seed, run.seq_len)
 
@@ -323,10 +297,12 @@ def opened(file: Path) -> Any:
 
 def identity_of(model: OwnModel, theirs: Any) -> str:
     """Return a hash of a model's config or code, and of the size and the first MiB of each file of its weights."""
-    code = (
-        theirs.to_json_string(use_diff=False) if theirs else Path(user_module(model.source).__file__ or "").read_text()
-    )
-    digest = hashlib.sha256(f"{'' if theirs else model.source.rpartition(':')[2]} {code}".encode())
+    if theirs:
+        name, code = "", theirs.to_json_string(use_diff=False)
+    else:
+        _, where, name = user_function(model.source, "--model")
+        code = Path(sys.modules[where].__file__ or "").read_text()
+    digest = hashlib.sha256(f"{name} {code}".encode())
     for file in sorted({*model.files.values()}):
         with file.open("rb") as content:
             digest.update(f"{file.name} {file.stat().st_size}".encode() + content.read(HASHED))

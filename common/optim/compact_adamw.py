@@ -189,7 +189,13 @@ Parts = tuple[Tensor, ...]
 
 
 def update_slice(
-    weight: Tensor, grad: Tensor, mean: Parts, square: Parts, mean_code: Any, square_code: Any, rates: Rates
+    weight: Tensor,
+    grad: Tensor,
+    mean: Parts,
+    square: Parts,
+    mean_code: Code | None,
+    square_code: Code | None,
+    rates: Rates,
 ) -> None:
     """Do one AdamW step on n blocks in place: weight and grad (n, 256) fp32, moments as `CompactAdamW._slices` yields them.
 

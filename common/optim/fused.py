@@ -100,7 +100,9 @@ class FusedOptimizer(Stepper):
         by_replicas: dict[int, list[Tensor]] = {}
         for name, p in self.parameters.items():
             if p.grad is None:
-                raise ConfigError(f"{name} got no gradient", "in this step", "use a model whose every weight does")
+                raise ConfigError(
+                    f"{name} got no gradient", "in this step", "use a model in which every weight gets one"
+                )
             by_replicas.setdefault(replicas(p) * self.copies.get(name, 1), []).append(local(p.grad))
         squares = [torch.stack(torch._foreach_norm(g)).float().square().sum() / n for n, g in by_replicas.items()]
         total = torch.stack(squares).sum()

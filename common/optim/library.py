@@ -53,11 +53,8 @@ class LibraryOptimizer(Stepper):
         super().__init__(next(iter(parameters.values())).device)
         self.boxes = boxes
         self.optimizer, self.inner, self.parameters = optimizer, inner, parameters
-        self.max_norm, self.clip, self.zero_grad = (
-            config.clip_grad_norm or torch.inf,
-            clip,
-            zero_grad or optimizer.zero_grad,
-        )
+        self.max_norm, self.clip = config.clip_grad_norm or torch.inf, clip
+        self.zero_grad = zero_grad or optimizer.zero_grad
         self.poisoned = False
         self.name, self.state_keys = config.optimizer, OPTIMIZERS[config.optimizer].state_keys
         names = {parameter: name for name, parameter in parameters.items()}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.families import in_transformers, preset
-from gptscale.common.settings.user_file import read_json
+from gptscale.common.settings.user_code import read_hf_config
 from gptscale.foresight.fit.python_text import as_python
 
-CONFIG_MOST = 2**20
 # The fields of a config that make a model small, by its many spellings: what each becomes.
 FEW_LAYERS = "num_hidden_layers n_layer num_layers num_decoder_layers encoder_layers decoder_layers n_layers".split()
 WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
@@ -52,17 +50,13 @@ LABELS = {
 
 def of_transformers(where: str, seq_len: int | None) -> tuple[str, str]:
     """Return the text of a model and batch by a config.json or its folder, and that of a small one."""
-    path = Path(where)
-    path = path / "config.json" if path.is_dir() else path
 
     def refuse(why: str) -> ConfigError:
         return ConfigError(
-            f"{path} is no config of transformers: {why}", "in gptscale fit", "name a config.json or its folder"
+            f"{where} is no config of transformers: {why}", "in gptscale fit", "name a config.json or its folder"
         )
 
-    found = read_json(path, CONFIG_MOST, refuse)
-    if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
-        raise refuse("it has no model_type")
+    found = read_hf_config(where, refuse)
     return _texts(found, (found.get("architectures") or [None])[0], seq_len, refuse)
 
 
@@ -80,8 +74,6 @@ def _texts(found: dict[str, Any], architecture: str | None, seq_len: int | None,
     import transformers
     from transformers.models.auto import modeling_auto as auto
 
-    if found["model_type"] not in transformers.CONFIG_MAPPING:
-        raise refuse(f"transformers {transformers.__version__} has no model_type {found['model_type']!r}"[:200])
     kind = transformers.CONFIG_MAPPING[found["model_type"]]
     known = (
         auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 import json
-import keyword
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.settings.user_code import user_function
 from gptscale.foresight.fit.splits import STYLES
 from gptscale.foresight.fit.subject import Subject
 
@@ -23,37 +22,6 @@ SOURCE_MOST = 2**20
 # How many samples are tried, and the words that call a model with its batch.
 SAMPLES = 2
 BATCH_WORDS = ["o.micro_batch_size", "step * (o.global_batch_size // o.micro_batch_size) + number"]
-
-
-def _function(spec: str, option: str) -> tuple[Callable[..., Any], str, str]:
-    """Return what FILE.py:NAME or package.module:NAME names, its module and its name."""
-    where, _, name = spec.partition(":")
-    if not name:
-        raise ConfigError(f"{spec!r} names no function", f"in {option}", "write FILE.py:NAME or package.module:NAME")
-    path = Path(where)
-    if path.suffix == ".py":
-        if not path.is_file():
-            raise ConfigError(f"there is no file {where}", f"in {option}", "name a file that is there")
-        sys.path.insert(0, str(path.parent.absolute()))
-        where = path.stem
-        if not where.isidentifier() or keyword.iskeyword(where):
-            raise ConfigError(f"no module can be named {where}", f"in {option}", "rename it, to letters and _")
-    else:
-        sys.path.insert(0, "")
-    try:
-        module = importlib.import_module(where)
-    except (Exception, SystemExit) as error:
-        fix = "mend it" if "relative import" not in str(error) else "name package.module:NAME"
-        raise ConfigError(
-            f"{where} cannot be imported ({type(error).__name__}: {error})"[:300], f"in {option}", fix
-        ) from None
-    if path.suffix == ".py" and not path.samefile(module.__file__ or "/"):
-        raise ConfigError(f"{where} is another module's name ({module.__file__})", f"in {option}", "rename it")
-    if not callable(function := getattr(module, name, None)):
-        raise ConfigError(
-            f"{where} has no function {name}", f"in {option}", f"name one of: {' '.join(_functions(module))}"
-        )
-    return function, where, name
 
 
 def _imports(*functions: Sequence[str]) -> str:
@@ -86,15 +54,6 @@ def _call_words(model: Any, inputs: Any, kind: str, has_loss: bool) -> list[str]
     return [{most: "*inputs", most - 1: "*inputs[:-1]"}.get(n, f"*inputs[:{n}]") for n in counts or [most]]
 
 
-def _functions(module: Any) -> list[str]:
-    own = (
-        name
-        for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__
-    )
-    return sorted(own)[:20] or ["(it has none)"]
-
-
 def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -> Subject:
     """Build a small model, compute a loss of it, and return what programs need to know.
 
@@ -109,10 +68,10 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
     sys.addaudithook(
         lambda event, args: opened.add(Path(args[0])) if event == "open" and type(args[0]) is str else None
     )
-    make, module, name = _function(build, "the model")
-    tried, *of_small = _function(small, "--small") if small else (make, module, name)
-    deal, *of_batch = _function(batch or f"{where}:batch", "--batch")
-    judge, *of_loss = _function(loss, "--loss") if loss else (None,)
+    make, module, name = user_function(build, "the model")
+    tried, *of_small = user_function(small, "--small") if small else (make, module, name)
+    deal, *of_batch = user_function(batch or f"{where}:batch", "--batch")
+    judge, *of_loss = user_function(loss, "--loss") if loss else (None,)
     if isinstance(make, torch.nn.Module):
         raise ConfigError(f"{name} is a module", f"in {where}", "name a function that returns it")
     try:
@@ -174,7 +133,7 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
         raise ConfigError(what, f"in {where}", "let them fit each other, on a CPU")
     n_small = sum(p.numel() for p in twin.parameters())
     idle = tuple(name for name, p in twin.named_parameters() if p.requires_grad and p.grad is None)
-    deal_whole = _function(whole_batch, "--batch")[0] if whole_batch else deal
+    deal_whole = user_function(whole_batch, "--batch")[0] if whole_batch else deal
     of_whole = moved(deal_whole(*[SAMPLES, 0][: len(words)])) if small else None
     chain, no_chain = _chain_of(twin, whole, inputs, of_whole, call_words, blocks)
     has_scalars = not all(p.dim() for p in twin.parameters())

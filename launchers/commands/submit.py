@@ -48,10 +48,8 @@ def main(argv: Sequence[str]) -> int:
     config = dataclasses.replace(config, run_name=name)
     config = fit_to_nodes(recipe, config, recipe_config, options, per_node)
     requeue, log = config.resume is not None, config.out / "jobs" / f"{name}-%j.log"
-    words, about = (
-        directives(name, options, per_node, log, sbatch, requeue=requeue),
-        f"gptscale submit {shlex.join(argv)}",
-    )
+    words = directives(name, options, per_node, log, sbatch, requeue=requeue)
+    about = f"gptscale submit {shlex.join(argv)}"
     task = job_task(recipe, config, recipe_config, per_node)
     script = batch_script(words, [task], about, sys.executable, requeue=requeue)
     if options.dry_run:

@@ -194,9 +194,16 @@ def _train_with(engine: Engine, ready: ReadyRun, record: RunRecord, stop: StopRe
 
         saver = Saver(ready, engine, checkpoints, recorder.sync, spikes)
         try:
-            span = {"start": start, "steps": run.config.steps}
             last = train(
-                engine, data, recorder, lr_at=run.lr_at, evaluate=evaluate, save=saver, stop_requested=stop, **span
+                engine,
+                data,
+                recorder,
+                lr_at=run.lr_at,
+                start=start,
+                steps=run.config.steps,
+                evaluate=evaluate,
+                save=saver,
+                stop_requested=stop,
             )
         except NumericError:
             # All ranks end here. What was being saved behind the training was saved before it.

@@ -115,7 +115,7 @@ BAD_CONFIGS = {
     "it has no vocab_size": ({"model_type": "llama"}, ""),
     "cannot be read": (None, ""),
     "is trained as it is, in --n-layer": (LLAMA, "--n-layer 3"),
-    "know the matrices of presets alone": (LLAMA, "--optimizer muon"),
+    "work with presets only": (LLAMA, "--optimizer muon"),
     "positions for 128 tokens, not 129": (LLAMA, "--seq-len 129"),
 }
 

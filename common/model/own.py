@@ -31,9 +31,9 @@ from gptscale.common.settings.user_code import read_hf_config, user_function
 
 # Bytes of a file of weights that tell it from another.
 HASHED = 2**20
-# Without --seq-len a sequence has so many tokens, unless the model has fewer positions.
+# Tokens of a sequence without --seq-len, unless the model has fewer positions.
 SEQ_LEN = 1024
-# Before the name that a weight has in the module itself.
+# Names of weights begin so here, since the user's module is `own`.
 PREFIX = "own."
 
 
@@ -72,7 +72,7 @@ def build(source: str, dropout: float, *, with_values: bool) -> nn.Module:
     make: Any = transformers.AutoModelForCausalLM.from_config
     with nullcontext() if with_values else no_init_weights():
         module = make(config_of_transformers(source, dropout), dtype=torch.float32, trust_remote_code=False)
-    # Without values transformers ties none either.
+    # transformers ties weights only where it fills them.
     module.tie_weights()
     return module  # type: ignore[no-any-return]
 
@@ -143,7 +143,7 @@ class OwnModel(nn.Module):
         return loss
 
     def given(self, name: str) -> Any:
-        """Return the values of a vector, or what reads rows of a weight's file. None for a matrix without a file."""
+        """Return a vector's values, or a weight in a file, to be read by rows. None: no file has this matrix."""
         if name in self.files:
             return opened(self.files[name]).get_slice(name.removeprefix(PREFIX))
         value = self.get_parameter(name)

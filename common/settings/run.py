@@ -95,7 +95,7 @@ def workload(run: Run, data_fingerprint: str) -> dict[str, Any]:
     of_model = {name: getattr(gpt, name) for name in SHAPE}
     work = _options_of_work(vars(c)) | of_model
     return work | {
-        # A path does not tell the model either.
+        # The path of one's own model is not compared, but what it holds.
         "model": gpt.identity or c.model,
         "seq_len": run.seq_len,
         "global_batch_size": run.batch.global_batch_size,

@@ -155,7 +155,7 @@ class ModelConfig:
         yield from ((w, w.name, w.hf) for w in last)
 
     def given(self, name: str) -> Any:
-        """Return what holds the initial values of a parameter by rows, None where they are drawn by its name."""
+        """Return the initial values of a parameter, to be read by rows. None: they are drawn by its name."""
         return None
 
     def weight(self, name: str) -> Weight:

@@ -16,7 +16,7 @@ from gptscale.foresight.fit.subject import Subject
 from gptscale.foresight.fit.template import CHECK, PROGRAM, START
 from gptscale.foresight.fit.twin import moved, touch, widen
 
-# What programs import, if they use the name.
+# Imports of a program, if it uses the name.
 IMPORTS = """\
 import argparse
 import math

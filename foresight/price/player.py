@@ -20,7 +20,7 @@ def play(needs: Sequence[Collection[int]], seconds: Callable[[int, float], float
     able = [place for place, n in enumerate(waiting) if not n]
     times = dict[int, tuple[float, float]]()
     while able:
-        # Of those that can begin, the one that was asked for first.
+        # The piece that was asked for first begins first.
         place = heapq.heappop(able)
         begin = max((times[other][1] for other in needs[place]), default=0.0)
         times[place] = (begin, begin + seconds(place, begin))

@@ -136,7 +136,7 @@ def replay(ranks: Mapping[int, Sequence[Work]], costs: Costs, host_s: Mapping[in
 
 
 class _Asked:
-    """What hosts ask for in pieces.
+    """The pieces of work that hosts ask for.
 
     pieces: of each its rank, its work and its seconds alone. needs: of each the places of others. sent, received: by the rank
     that sends and the one that receives, the places where messages begin to be sent, and where they are waited for.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import gc
 import json
 import os
 import select
@@ -193,6 +194,8 @@ def _end_warm_parents() -> None:
     """End them, those with more imports first, and wait: then their processor time counts as this process's children's."""
     while _parents:
         _parents.popitem()[1].close()
+    # What imports froze would still be there at the end, and Triton of torch 2.15 prints 40 lines about it.
+    gc.unfreeze()
 
 
 @contextlib.contextmanager

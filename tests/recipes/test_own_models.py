@@ -81,7 +81,7 @@ def test_it_resumes_to_the_bit_and_moves_to_one_process(models, tmp_path):
     whole = tmp_path / "runs" / "whole"
     resume = ["--resume", whole / "checkpoints" / "step-2", "--save-last"]
     ok("run", "fsdp", "--nproc", 2, *work, *resume, "--run-name", "again")
-    ok("run", "single", *work, *resume, "--run-name", "moved")
+    assert ok("run", "single", *work, *resume, "--run-name", "moved").stderr == ""
     again = tmp_path / "runs" / "again"
     assert steps(whole).loc[3:, ["loss", "grad_norm"]].equals(steps(again)[["loss", "grad_norm"]])
     assert_same_state(again / "checkpoints" / "step-4", whole / "checkpoints" / "step-4")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -96,6 +97,8 @@ def train_and_record(
             record.afterwards()
             return status
         except BaseException as error:
+            # torch raises from this signal when a data worker has died. That may be the error in hand, told by its connection.
+            signals.callback(signal.signal, signal.SIGCHLD, signal.signal(signal.SIGCHLD, signal.SIG_DFL))
             if record is not None and record.ended is not None and isinstance(as_known(error), PeerError):
                 stack.pop_all()
                 return _end_without(error, record, heartbeat)

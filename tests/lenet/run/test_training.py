@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import signal
@@ -224,3 +225,22 @@ def test_a_killed_data_worker_is_named_and_the_run_ends_with_3(
     )
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("gptscale: error: rank 0: a data worker died")
+
+
+def test_a_signal_that_comes_while_the_row_is_written_raises_nothing(
+    tmp_path: Path, idx_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*_: object) -> None:
+        raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
+
+    def train_step(engine: VisionEngine, batch: Batch, lr: float) -> Any:
+        # As torch's loader does. git, which the row asks for the commit, sends this signal when it ends.
+        signal.signal(signal.SIGCHLD, late)
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+    monkeypatch.setattr(VisionEngine, "train_step", train_step)
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        assert "Connection reset" in run(tmp_path, "r", data=str(idx_folder)).row["error"]
+    finally:
+        signal.signal(signal.SIGCHLD, before)

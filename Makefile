@@ -5,7 +5,7 @@ PYTHON ?= python3
 PYTHONS = $(shell sed -n 's/^python_requires = //p' setup.cfg)
 PYTHON_FITS = import re, sys; low, end = (tuple(map(int, v.split("."))) for v in re.findall(r"3\.\d+", sys.argv[1])); \
 	sys.exit(not low <= sys.version_info < end)
-STAMP = $(VENV)/.gptscale-pins-$(shell cat setup.cfg constraints/main.txt | sha256sum | cut -c1-16)
+STAMP = $(VENV)/.gptscale-pins-$(shell sha256sum < constraints/main.txt | cut -c1-16)
 # An environment kept elsewhere may have served another checkout, or other packages: the editable install must be of this one.
 CHECKOUT_KEY = $(shell pwd | cat - setup.cfg | sha256sum | cut -c1-16)
 CHECKOUT = $(VENV)/.gptscale-checkout-$(CHECKOUT_KEY)
@@ -16,14 +16,16 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export GPTSCALE_SKIP_KERNELS = 1
 # Colossal-AI wants an older torch and an older transformers: an environment of its own, which gptscale finds by its name.
 COLOSSALAI = $(VENV)-colossalai
-COLOSSALAI_STAMP = $(COLOSSALAI)/.gptscale-pins-$(shell cat setup.cfg constraints/colossalai.txt | sha256sum | cut -c1-16)
+COLOSSALAI_STAMP = $(COLOSSALAI)/.gptscale-pins-$(shell sha256sum < constraints/colossalai.txt | cut -c1-16)
 COLOSSALAI_CHECKOUT = $(COLOSSALAI)/.gptscale-checkout-$(CHECKOUT_KEY)
 COLOSSALAI_PIP = $(COLOSSALAI)/bin/python -m pip install --quiet --disable-pip-version-check
 # A locked file is the whole truth, and newest means newest: no constraint of the user's own pip applies.
 export PIP_CONSTRAINT = /dev/null
+# uv writes and installs the locked files, in a third of pip's time. Environments share the files in its cache, ~/.cache/uv.
+UV = build/uv/bin/uv
 # Nothing is installed but what has a hash in the locked file. Packages that come as sources and build against torch, which must be
 # there before them, have none as a wheel, so they come second.
-LOCKED = --require-hashes --no-build-isolation -r
+LOCKED = --quiet --no-deps --require-hashes --no-build-isolation
 WHEELS = awk '/^[^ ]/ { wheel = !/^(deepspeed|fairscale|colossalai|contexttimer)==/ } wheel'
 
 # The newest of everything, past the bounds of setup.cfg: each call brings it up to date.
@@ -39,23 +41,24 @@ DEMO = gptscale sweep --recipes $(RECIPES) --model tiny --data stdlib --steps 10
 RECIPES ?= all
 
 .DEFAULT_GOAL := help
-.PHONY: help venv colossalai pins prepare demo report test quick newest lint types bench-check mutate site clean
+.PHONY: help python-fits venv colossalai pins prepare demo report test quick newest lint types bench-check mutate site clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 venv: $(CHECKOUT)  ## the environment, in .venv (about 5 GB; a few minutes the first time)
 
-$(STAMP):
+python-fits:
 	@$(PYTHON) -c '$(PYTHON_FITS)' '$(PYTHONS)' \
 		|| { echo "gptscale: Python $(PYTHONS) is needed: make PYTHON=python3.11 ..."; exit 2; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
 		|| { echo "gptscale: the venv module is missing: apt-get install python3-venv"; exit 2; }
+
+$(STAMP): | $(UV)
 	@echo "setting up $(VENV): PyTorch and what the tests need, about 5 GB, a few minutes"
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(WHEELS) constraints/main.txt > $(VENV)/wheels.txt
-	@$(PIP) --no-deps --only-binary :all: $(LOCKED) $(VENV)/wheels.txt
-	@$(PIP) $(LOCKED) constraints/main.txt
+	@$(WHEELS) constraints/main.txt | $(UV) pip install --python $(VENV) --only-binary :all: $(LOCKED) -r -
+	@$(UV) pip install --python $(VENV) $(LOCKED) -r constraints/main.txt
 	@rm -f $(VENV)/.gptscale-*
 	@touch $@
 
@@ -66,14 +69,11 @@ $(CHECKOUT): $(STAMP)
 
 colossalai: $(COLOSSALAI_CHECKOUT)  ## Colossal-AI's environment, in .venv-colossalai (about 6 GB; a few minutes the first time)
 
-$(COLOSSALAI_STAMP):
-	@$(PYTHON) -c '$(PYTHON_FITS)' '$(PYTHONS)' \
-		|| { echo "gptscale: Python $(PYTHONS) is needed: make PYTHON=python3.11 ..."; exit 2; }
+$(COLOSSALAI_STAMP): | $(UV)
 	@echo "setting up $(COLOSSALAI): Colossal-AI and its PyTorch, about 6 GB, a few minutes"
 	@$(PYTHON) -m venv --clear $(COLOSSALAI)
-	@$(WHEELS) constraints/colossalai.txt > $(COLOSSALAI)/wheels.txt
-	@$(COLOSSALAI_PIP) --no-deps --only-binary :all: $(LOCKED) $(COLOSSALAI)/wheels.txt
-	@$(COLOSSALAI_PIP) $(LOCKED) constraints/colossalai.txt
+	@$(WHEELS) constraints/colossalai.txt | $(UV) pip install --python $(COLOSSALAI) --only-binary :all: $(LOCKED) -r -
+	@$(UV) pip install --python $(COLOSSALAI) $(LOCKED) -r constraints/colossalai.txt
 	@rm -f $(COLOSSALAI)/.gptscale-*
 	@touch $@
 
@@ -82,17 +82,17 @@ $(COLOSSALAI_CHECKOUT): $(COLOSSALAI_STAMP)
 	@rm -f $(COLOSSALAI)/.gptscale-checkout-*
 	@touch $@
 
-# uv is of this target alone. Versions stay as they are, but for what UPGRADE names: --upgrade, or --upgrade-package NAME.
-build/pins/bin/uv:
-	@$(PYTHON) -m venv --clear build/pins
-	@build/pins/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
+$(UV): | python-fits
+	@$(PYTHON) -m venv --clear build/uv
+	@build/uv/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
 
-UV = build/pins/bin/uv pip compile --quiet --generate-hashes --no-annotate --custom-compile-command 'make pins' $(UPGRADE)
+# Versions stay as they are, but for what UPGRADE names: --upgrade, or --upgrade-package NAME.
+LOCK = $(UV) pip compile --quiet --generate-hashes --no-annotate --custom-compile-command 'make pins' $(UPGRADE)
 
-pins: build/pins/bin/uv  ## write the locked versions and hashes anew from setup.cfg (UPGRADE=--upgrade takes newer versions)
-	@$(UV) setup.cfg --extra dev --python-version 3.11 -o constraints/main.txt
+pins: $(UV)  ## write the locked versions and hashes anew from setup.cfg (UPGRADE=--upgrade takes newer versions)
+	@$(LOCK) setup.cfg --extra dev --python-version 3.11 -o constraints/main.txt
 	@printf '%s\n' pytest pytest-timeout hypothesis setuptools wheel | BUILD_EXT=0 \
-		$(UV) setup.cfg - --extra colossalai --python-version 3.11.5 -o constraints/colossalai.txt
+		$(LOCK) setup.cfg - --extra colossalai --python-version 3.11.5 -o constraints/colossalai.txt
 
 prepare: venv  ## compile our operators and DeepSpeed's (about 2 minutes on 2 cores, once per machine and version)
 	@$(BIN)/gptscale prepare

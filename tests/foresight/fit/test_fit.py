@@ -1,6 +1,7 @@
 """`gptscale fit`: programs that are written for a user's model, each run as a user runs it."""
 
 import ast
+import contextlib
 import inspect
 import json
 import os
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.process.program import Program
+from gptscale.common.process.task import run_captured
 from gptscale.foresight.fit.configs import of_transformers
 from gptscale.foresight.fit.splits import splits
 from gptscale.foresight.fit.subject import subject_of
@@ -30,6 +33,9 @@ LOGITS = ["own_model.py:Logits", "--batch", "own_model.py:logits_batch", "--loss
 NAMES = [name for name in SPLITS if name != "single"]
 # Lines of a program beside the model: four are the plan of this one.
 MOST_LINES = {"pipeline 2 x tensor": 252, "pipeline": 238, "tensor 2": 153, "tensor 4": 153, "": 150}
+# All that these programs import, for the warm parent of their ranks.
+LIBRARIES = ("accelerate", "deepspeed", "torch.distributed.fsdp", "torch.distributed.pipelining", "transformers")
+BY_TORCHRUN = ("ddp", "zero1", "pipeline 2 x fsdp")
 STAGED = [name for name in NAMES if SPLITS[name].stages > 1]
 
 
@@ -61,13 +67,22 @@ def without(file):
 
 
 def run(file, ranks, *words):
-    # torchrun starts those of --check.
-    forked = ["-m", "gptscale.foresight.fit.ranks", str(ranks)] if ranks > 1 else []
-    command = [sys.executable, *forked, str(file), "--steps", "4", "--warmup", "2", *words]
-    environ = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"} | ({} if forked else without(file))
-    done = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, timeout=300, env=environ)
+    """Run a program of one rank as a user does, or ranks forked from a process that has imported their libraries."""
+    words, environ = [str(file), "--steps", "4", "--warmup", "2", *words], os.environ | {"OMP_NUM_THREADS": "1"}
+    if ranks == 1:
+        environ |= without(file)
+        command, options = [sys.executable, *words], {"capture_output": True, "text": True, "cwd": file.parent}
+        done = subprocess.run(command, timeout=300, env=environ, **options)
+    else:
+        program = Program("gptscale.foresight.fit.ranks", (str(ranks), *words), imports=LIBRARIES)
+        with contextlib.chdir(file.parent):
+            done = run_captured(program, timeout=300, environ=environ)
     assert done.returncode == 0, done.stderr[-3000:]
-    return [line.split(",")[:3] for line in done.stdout.splitlines() if line[:1].isdigit()]
+    return done.stdout
+
+
+def losses(printed):
+    return [line.split(",")[:3] for line in printed.splitlines() if line[:1].isdigit()]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +92,7 @@ def exact(folder):
 
 @pytest.fixture(scope="module")
 def alone(folder, subject, exact):
-    return [run(written(folder, each, "single"), 1) for each in (subject, exact)]
+    return [losses(run(written(folder, each, "single"), 1)) for each in (subject, exact)]
 
 
 def test_a_user_s_model_is_looked_at(subject):
@@ -147,24 +162,24 @@ def test_a_program_computes_what_one_process_computes_and_resumes_to_the_bit(fol
     # One of them computes its blocks again, which changes no bit.
     file = written(folder, subject, name, recompute=name == "ddp")
     saved = folder / f"saved-{name}"
-    together = run(file, ranks, "--save", str(saved), "--save-every", "2")
+    together = losses(run(file, ranks, "--save", str(saved), "--save-every", "2"))
     for one, many in zip(alone[is_staged], together, strict=True):
         assert one[0] == many[0]
         assert [*map(float, many[1:])] == pytest.approx([*map(float, one[1:])], rel=1e-5)
     shutil.rmtree(saved / "4")
-    assert run(file, ranks, "--save", str(saved), "--save-every", "2") == together[2:]
-    command, environ = [sys.executable, file, "--check"], os.environ | without(file)
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env=environ)
-    assert done.stdout.count(": right, gradients deviate by at most ") == ranks, done.stderr[-3000:]
+    assert losses(run(file, ranks, "--save", str(saved), "--save-every", "2")) == together[2:]
+    # Started by torchrun, which one rank alone calls, or already as ranks.
+    printed = run(file, 1 if name in BY_TORCHRUN else ranks, "--check")
+    assert printed.count(": right, gradients deviate by at most ") == ranks
 
 
 @pytest.mark.world
 @pytest.mark.parametrize(("name", "worlds"), [("fsdp", (2, 4)), ("pipeline 2 x fsdp", (4, 2))])
 def test_a_checkpoint_moves_to_another_world(folder, exact, name, worlds):
     file, saved = written(folder, exact, name), str(folder / f"moves-{name}")
-    together = run(file, worlds[0], "--save", saved, "--save-every", "2")
+    together = losses(run(file, worlds[0], "--save", saved, "--save-every", "2"))
     shutil.rmtree(f"{saved}/4")
-    moved = run(file, worlds[1], "--save", saved)
+    moved = losses(run(file, worlds[1], "--save", saved))
     assert [float(loss) for _, loss, _ in moved] == pytest.approx(
         [float(loss) for _, loss, _ in together[2:]], rel=1e-5
     )
@@ -189,7 +204,7 @@ def test_the_command_writes_what_it_recommends(folder, monkeypatch, capsys, spli
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert f"1  {split}" in printed
-    assert len(run(folder / file, gpus, "--global-batch-size", "8", "--micro-batch-size", "2")) == 4
+    assert len(losses(run(folder / file, gpus, "--global-batch-size", "8", "--micro-batch-size", "2"))) == 4
     assert main(words) == 2
     assert f"{file} is there already" in capsys.readouterr().err
 

@@ -25,7 +25,9 @@ export PIP_CONSTRAINT = /dev/null
 UV = build/uv/bin/uv
 # Nothing is installed but what has a hash in the locked file. Packages that come as sources and build against torch, which must be
 # there before them, have none as a wheel, so they come second.
-LOCKED = --quiet --no-deps --require-hashes --no-build-isolation
+LOCKED = --quiet --no-deps --require-hashes --no-build-isolation $(addprefix --default-index ,$(INDEX))
+# uv does not read pip's configuration, which may name another index.
+INDEX = $(or $(PIP_INDEX_URL),$(shell $(PYTHON) -m pip config get global.index-url 2>/dev/null))
 WHEELS = awk '/^[^ ]/ { wheel = !/^(deepspeed|fairscale|colossalai|contexttimer)==/ } wheel'
 
 # The newest of everything, past the bounds of setup.cfg: each call brings it up to date.

@@ -1,5 +1,6 @@
 """What a run opens to the network: nothing off the loopback, whatever the recipe."""
 
+import contextlib
 import re
 import signal
 import subprocess
@@ -27,8 +28,11 @@ RUNS["bench"] = ["--recipes", "ddp", "--rounds", 1000, "--n-embd", 32, "--allow-
 
 def listening(program):
     """Return the addresses that the program and all below it listen on, from /proc/net/tcp and tcp6, one for each socket."""
-    process = psutil.Process(program.process.pid)
-    connections = [c for p in [process, *process.children(recursive=True)] for c in p.net_connections("inet")]
+    process, connections = psutil.Process(program.process.pid), []
+    for each in [process, *process.children(recursive=True)]:
+        # git, say, ends meanwhile.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            connections += each.net_connections("inet")
     return [c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN]
 
 

@@ -44,11 +44,12 @@ SPLIT_THE_BATCH = [n for n, r in RECIPES.items() if r.axes == ("dp",) and n != "
 
 def small(name: str) -> PretrainedConfig:
     """Return the config of an architecture, narrowed, without dropout."""
-    whole = CONFIG_MAPPING[name]()
+    architecture: Any = CONFIG_MAPPING[name]
+    whole = architecture()
     known = {*whole.to_dict(), *whole.attribute_map}
     zero = {key: 0.0 for key in known if "drop" in key and isinstance(getattr(whole, key, None), float)}
     sizes = {k: v for k, v in SIZES.items() if k in known} | OWN_SIZES.get(name, {})
-    config = CONFIG_MAPPING[name](**sizes, **zero, **NO_TOKENS)
+    config: PretrainedConfig = architecture(**sizes, **zero, **NO_TOKENS)
     config.tie_word_embeddings = whole.tie_word_embeddings
     return config
 

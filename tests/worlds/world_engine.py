@@ -1,4 +1,4 @@
-"""What scripts of ranks begin with: the run that their words mean, in the world of the ranks, and its engine. And their end."""
+"""How scripts of ranks begin and end: the run that their words mean, its engine in their world, and a way out."""
 
 import os
 import sys

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from made_up_clock import Clock
 
 from gptscale.common.process.mock import is_mock, simulating
 from gptscale.launchers.cli import main
@@ -134,6 +135,11 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[list[
         return line
 
     return refused
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ class Run:
 
     @property
     def seq_len(self) -> int:
-        return self.config.tokens_per_sequence
+        return self.config.seq_len or self.gpt.block_size
 
     @property
     def tp_size(self) -> int:

@@ -226,20 +226,18 @@ class RunConfig:
 
     def _check_ranges(self) -> None:
         # field: (lowest, highest). The highest values are far beyond any use and catch typing errors.
-        integers = {
+        ranges: dict[str, tuple[float, float]] = {
             "steps": (1, 10**9), "global_batch_size": (1, 10**7), "micro_batch_size": (1, 10**6), "grad_accum_steps": (1, 10**6),
             "seq_len": (1, 2**22), "seed": (0, 2**31 - 1), "warmup_steps": (0, 10**9), **dict.fromkeys(AXIS_SIZES, (1, 4096)),
             "eval_every": (0, 10**9), "eval_batches": (1, 10**6), "sample": (0, 100), "timing_warmup_steps": (0, 10**6),
             "log_every": (1, 10**6), "save_every": (0, 10**9), "check_replicas": (0, 10**9), "plan_row": (1, 10**6),
             "decay_from": (0, 10**9), "keep_checkpoints": (2, 10**6), "n_layer": (1, 10**4), "n_head": (1, 10**4),
             "n_embd": (1, 10**6), "vocab_size": (2, 2**31),
-        }  # fmt: skip
-        reals = {
             "lr": (0.0, 100.0), "weight_decay": (0.0, 100.0), "beta1": (0.0, 1.0), "beta2": (0.0, 1.0),
             "muon_momentum": (0.0, 1.0), "min_lr_ratio": (0.0, 1.0), "clip_grad_norm": (0.0, 1e9), "dropout": (0.0, 0.999),
             "dist_timeout_s": (1.0, 86400.0),
         }  # fmt: skip
-        check_ranges(self, integers | reals)
+        check_ranges(self, ranges)
 
     def gpt(self) -> ModelConfig:
         """Return the model's shape: the preset with this run's overrides."""
@@ -253,10 +251,6 @@ class RunConfig:
     @property
     def peak_lr(self) -> float:
         return self.gpt().lr if self.lr is None else self.lr
-
-    @property
-    def tokens_per_sequence(self) -> int:
-        return self.seq_len or self.gpt().block_size
 
     @property
     def is_own(self) -> bool:

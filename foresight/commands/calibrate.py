@@ -64,9 +64,7 @@ class CalibrateOptions:
 
     def config(self) -> RunConfig:
         """Return a run of the shape. Raises ConfigError for a shape that is none."""
-        config = RunConfig(data="synthetic", **self.shapes()[0])
-        config.gpt()
-        return config
+        return RunConfig(data="synthetic", **self.shapes()[0])
 
     def shapes(self) -> list[dict[str, Any]]:
         """Return the shape at each micro-batch, as fields of RunConfig."""

@@ -20,7 +20,7 @@ import tyro
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.gpus import PLAYED
 from gptscale.common.recipe_config import RecipeConfig
-from gptscale.common.settings.checks import OptionNeed, check_range
+from gptscale.common.settings.checks import OptionNeed, check_ranges
 from gptscale.common.settings.run_config import KEPT, RunConfig
 from gptscale.foresight.memory.report import GIB, RankMemory
 from gptscale.foresight.mock_cuda.devices import device_named
@@ -59,9 +59,7 @@ class SimulateOptions:
     )
 
     def __post_init__(self) -> None:
-        check_range(self.nproc, 1, 2**16, "nproc")
-        check_range(self.gpus_per_node, 1, 64, "gpus_per_node")
-        check_range(self.host_memory, 1e-6, 1e6, "host_memory")
+        check_ranges(self, {"nproc": (1, 2**16), "gpus_per_node": (1, 64), "host_memory": (1e-6, 1e6)})
         check_folder(self.save)
         device_named(self.device_kind)
 

@@ -221,10 +221,6 @@ def _rows(run: Run, config: RecipeConfig) -> Held:
     return replace(held, parameters=0, gradients=c * root, optimizer=0, earlier=0.0, host=8.0 * padded + state)
 
 
-def _mesh(run: Run, config: Any) -> Held:
-    return (_rows if place_of(run).dp_size > 1 and config.data_parallel == "fsdp" else _whole)(run, config)
-
-
 def _flat(run: Run, config: Any) -> Held:
     """Return what a rank holds under DeepSpeed: flat vectors cut evenly, and below stage 3 weights whole."""
     c, dp_size, shapes = _compute(run), place_of(run).dp_size, all_shapes(run, config)
@@ -302,7 +298,8 @@ def _chunks(run: Run, config: Any) -> Held:
 
 # By the names of recipes/__init__.py, `memory`.
 HOLDERS: dict[str, Callable[[Run, Any], Held]] = {
-    "replicas": _whole, "rows": _rows, "flat": _flat, "owners": _owners, "matrices": _whole, "mesh": _mesh, "plugin": _plugin,
-    "chunks": _chunks, "stages": _whole,
-    "strategy": lambda run, config: (_rows if config.strategy == "fully_shard" else _whole)(run, config),
+    "replicas": _whole, "rows": _rows, "flat": _flat, "owners": _owners, "matrices": _whole, "plugin": _plugin, "chunks": _chunks,
+    "stages": _whole,
+    "mesh": lambda run, c: (_rows if place_of(run).dp_size > 1 and c.data_parallel == "fsdp" else _whole)(run, c),
+    "strategy": lambda run, c: (_rows if c.strategy == "fully_shard" else _whole)(run, c),
 }  # fmt: skip

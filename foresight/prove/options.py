@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gptscale.common.settings.checks import OptionNeed, check_output_file, check_range
+from gptscale.common.settings.checks import OptionNeed, check_output_file, check_ranges
 from gptscale.common.settings.run_config import AXIS_SIZES, KEPT, RunConfig
 from gptscale.launchers.run.options import default_recipe_config, option_words, parse_launch
 
@@ -27,8 +27,7 @@ class ProofOptions:
     """File for the answer and its figures."""
 
     def __post_init__(self) -> None:
-        check_range(self.tolerance, 1e-12, 1.0, "tolerance")
-        check_range(self.time_limit, 1, 10**6, "time_limit")
+        check_ranges(self, {"tolerance": (1e-12, 1.0), "time_limit": (1, 10**6)})
         check_output_file(self.json, "--json", "cannot be written")
 
 
@@ -47,7 +46,7 @@ class ProveOptions(ProofOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self.steps, 1, 1000, "steps")
+        check_ranges(self, {"steps": (1, 1000)})
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import tyro
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.gpus import GIB, PLAYED
-from gptscale.common.settings.checks import check_output_file, check_range
+from gptscale.common.settings.checks import check_output_file, check_ranges
 from gptscale.common.settings.command_line import parse
 from gptscale.foresight.memory.report import RankMemory
 from gptscale.foresight.mock_cuda.devices import device_named
@@ -72,12 +72,9 @@ class ProgramOptions:
     """File for all figures, in bytes."""
 
     def __post_init__(self) -> None:
-        check_range(self.world, 1, 2**16, "world")
-        check_range(self.memory_gib, 1e-3, 1e6, "memory_gib")
-        check_range(self.gpus_per_node, 1, 64, "gpus_per_node")
-        check_range(self.steps, 1, 10**6, "steps")
-        check_range(self.time_limit, 1, 10**6, "time_limit")
-        check_range(self.host_limit, 1e-3, 1e6, "host_limit")
+        check_ranges(self, {"world": (1, 2**16), "gpus_per_node": (1, 64)})
+        check_ranges(self, dict.fromkeys(("steps", "time_limit"), (1, 10**6)))
+        check_ranges(self, dict.fromkeys(("memory_gib", "host_limit"), (1e-3, 1e6)))
         check_output_file(self.json, "--json", "cannot be written")
         check_output_file(self.png, "--png", "cannot be written")
         device_named(self.device_kind)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gptscale.common.errors import ConfigError, visible
 from gptscale.common.measure.evidence import VERDICT
@@ -19,6 +19,7 @@ from gptscale.foresight.verdict.verdict import Cause, Verdict
 from gptscale.results.record.files import replace_file, write_json
 
 FORMAT_VERSION = 1
+T = TypeVar("T")
 TRACE_NAME = "trace.json"
 # Nobody could read a picture with more pieces.
 PIECES_MAX = 20_000
@@ -42,19 +43,23 @@ def read_verdict(folder: Path) -> Verdict:
     if not (folder / VERDICT).exists():
         fix = "run it with 20 steps or more, and without --no-verdict"
         raise ConfigError("this run has no verdict", where, fix)
+    return read_versioned(folder / VERDICT, FORMAT_VERSION, BYTES_MAX, _verdict)
+
+
+def read_versioned(file: Path, version: int, bytes_max: int, parse: Callable[[dict[str, Any]], T]) -> T:
+    """Return what `parse` makes of a JSON file of a run, or raise ConfigError if it is damaged or of another version."""
+    where = f"in {visible(str(file.parent))}"
 
     def refuse(reason: str) -> ConfigError:
-        return ConfigError(f"its {VERDICT} is cut or damaged ({reason})", where, "run again")
+        return ConfigError(f"its {file.name} is cut or damaged ({reason})", where, "run again")
 
-    content = user_file.read_json(folder / VERDICT, BYTES_MAX, refuse)
+    content = user_file.read_json(file, bytes_max, refuse)
     try:
-        version = content["format_version"]
-        if version != FORMAT_VERSION:
+        found = content.pop("format_version")
+        if found != version:
             fix = "read it with the gptscale that wrote it, or run again"
-            raise ConfigError(
-                f"its {VERDICT} has version {visible(str(version)[:20])}, not {FORMAT_VERSION}", where, fix
-            )
-        return _verdict(content)
+            raise ConfigError(f"its {file.name} has version {visible(str(found)[:20])}, not {version}", where, fix)
+        return parse(content)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise refuse(type(error).__name__) from None
 

@@ -238,8 +238,6 @@ def _check_results_folder(run: Run) -> None:
 
 def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:
     """Return where --resume points, which is a step-N folder or a folder of them, or None for a run that begins."""
-    if config.resume is None:
-        return None
     folder = resume_folder(config.out, config.run_name, config.resume)
     if folder is None:
         return None

@@ -16,7 +16,7 @@ from gptscale.common.errors import ConfigError, StorageError
 from gptscale.common.process import environments
 from gptscale.common.process.world import DEFAULT_TIMEOUT_S, World
 from gptscale.common.recipe_config import RecipeConfig
-from gptscale.common.settings.checks import check_range
+from gptscale.common.settings.checks import check_ranges
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.batch_script import WARNING_S, JobTask
 from gptscale.launchers.run.options import option_words
@@ -142,9 +142,7 @@ class Allocation:
     """GPUs on each node, and as many ranks. Without it the run is on CPUs."""
 
     def __post_init__(self) -> None:
-        check_range(self.nodes, 1, 4096, "nodes")
-        check_range(self.min_nodes, 1, self.nodes, "min_nodes")
-        check_range(self.gpus_per_node, 1, 64, "gpus_per_node")
+        check_ranges(self, {"nodes": (1, 4096), "min_nodes": (1, self.nodes), "gpus_per_node": (1, 64)})
 
 
 def split_sbatch(argv: Sequence[str]) -> tuple[list[str], list[str]]:

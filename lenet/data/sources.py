@@ -37,13 +37,17 @@ HELD_OUT_EVERY = 4
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """Images as uint8 (n, channels, side, side) and their labels as int64 (n,), on the CPU."""
+    """Images as uint8 (n, channels, side, side) and their labels as int64 (n,), on the CPU as they are read."""
 
     images: Tensor
     labels: Tensor
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def to(self, device: torch.device) -> LabelledImages:
+        """Return a copy on the device."""
+        return LabelledImages(self.images.to(device), self.labels.to(device))
 
 
 @dataclass(frozen=True)

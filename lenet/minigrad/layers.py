@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -12,6 +13,7 @@ from gptscale.lenet.minigrad.convolution import ConvBiasReLU, MaxPooling, conv2d
 from gptscale.lenet.minigrad.tensor import Array, Op, Tensor
 
 Convolution = Literal["kernel", "im2col"]
+Layer = Callable[[Tensor], Tensor]
 
 
 class Parameter(Tensor):
@@ -98,34 +100,15 @@ class ConvReLU(Module):
         return ConvBiasReLU(stride=self.stride, padding=self.padding)(x, self.weight, self.bias)
 
 
-class MaxPool(Module):
-    """The largest of each `size` x `size` pixels, with `backward` as in MaxPooling."""
-
-    def __init__(self, size: int, *, backward: str = "auto") -> None:
-        self.size, self.backward = size, backward
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return MaxPooling(self.size, backward=self.backward)(x)
-
-
-class ReLULayer(Module):
-    """ReLU as a layer."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return x.relu()
-
-
-class Flatten(Module):
-    """A reshape from (batch, ...) to (batch, product of the other sizes)."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return x.reshape(x.shape[0], -1)
+def flatten(x: Tensor) -> Tensor:
+    """Reshape from (batch, ...) to (batch, product of the other sizes)."""
+    return x.reshape(x.shape[0], -1)
 
 
 class Sequential(Module):
-    """Layers one after another."""
+    """Layers one after another: modules, and functions that have no parameters."""
 
-    def __init__(self, *layers: Module) -> None:
+    def __init__(self, *layers: Layer) -> None:
         self.layers = layers
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -171,13 +154,13 @@ def build(name: str, *, seed: int = 0, convolution: Convolution = "kernel", pool
     def conv(inputs: int, outputs: int, padding: int = 0) -> Module:
         return ConvReLU(inputs, outputs, 5, random, padding=padding, convolution=convolution)
 
-    def pool() -> Module:
-        return MaxPool(2, backward=pool_backward)
+    def pool(x: Tensor) -> Tensor:
+        return MaxPooling(2, backward=pool_backward)(x)
 
-    def head(*sizes: int) -> list[Module]:
-        layers: list[Module] = [Flatten()]
+    def head(*sizes: int) -> list[Layer]:
+        layers: list[Layer] = [flatten]
         for inputs, outputs in itertools.pairwise(sizes):
-            layers += [Linear(inputs, outputs, random), ReLULayer()]
+            layers += [Linear(inputs, outputs, random), Tensor.relu]
         return layers[:-1]
 
     if name == "pure_linear":
@@ -185,4 +168,4 @@ def build(name: str, *, seed: int = 0, convolution: Convolution = "kernel", pool
     if name == "simple_conv":
         return Sequential(conv(1, 1, padding=2), *head(28 * 28, 100, 10))
     # The sides are 28, 14, 10 and 5 pixels.
-    return Sequential(conv(1, 6, padding=2), pool(), conv(6, 16), pool(), *head(16 * 5 * 5, 120, 84, 10))
+    return Sequential(conv(1, 6, padding=2), pool, conv(6, 16), pool, *head(16 * 5 * 5, 120, 84, 10))

@@ -27,24 +27,15 @@ EVALUATION_BATCH_SIZE = 1000
 
 
 @dataclass(frozen=True)
-class Samples(LabelledImages):
-    """Images with values from 0 to 1, and their labels."""
-
-    def to(self, device: torch.device) -> Samples:
-        """Return a copy on the device."""
-        return Samples(self.images.to(device), self.labels.to(device))
-
-
-@dataclass(frozen=True)
 class Digits:
-    """Images for training and for testing.
+    """Images for training and for testing, with values from 0 to 1.
 
     is_whole_mnist: whether they are all of MNIST, on which report B's figures were measured.
     """
 
     name: str
-    train: Samples
-    test: Samples
+    train: LabelledImages
+    test: LabelledImages
     is_whole_mnist: bool
 
 
@@ -61,7 +52,7 @@ def open_digits(data: str, root: Path = Path(), train_samples: int | None = None
     if train_samples is not None and train_samples > n:
         raise ConfigError(f"{train_samples} of {n} images", "in --train-samples", f"use 1 to {n}")
     train, test = (
-        Samples(part.images[:most].float() / 255, part.labels[:most])
+        LabelledImages(part.images[:most].float() / 255, part.labels[:most])
         for part, most in ((data_set.train, train_samples), (data_set.test, None))
     )
     return Digits(data_set.name, train, test, (data_set.name, len(train), len(test)) == ("MNIST", 60_000, 10_000))
@@ -94,8 +85,9 @@ def train_step(model: Module, optimizer: Optimizer, images: Array, labels: Array
 
 
 def train(
-    model: Module, optimizer: Optimizer, train: Samples, test: Samples, *, epochs: int, batch_size: int, seed: int
-) -> Iterator[Epoch]:
+    model: Module, optimizer: Optimizer, train: LabelledImages, test: LabelledImages, *,
+    epochs: int, batch_size: int, seed: int,
+) -> Iterator[Epoch]:  # fmt: skip
     """Train and yield the figures of each epoch.
 
     The learning rate falls to 0 on half a cosine. Each epoch takes every sample once in an order of its own, including an
@@ -115,7 +107,7 @@ def train(
         yield Epoch(epoch, *evaluate(model, train), *evaluate(model, test), seconds, cpu_s)
 
 
-def evaluate(model: Module, samples: Samples) -> tuple[float, float]:
+def evaluate(model: Module, samples: LabelledImages) -> tuple[float, float]:
     """Return the mean loss in nats and the fraction of samples whose largest logit is not at their label."""
     loss = wrong = 0.0
     with recording(False):

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gptscale.common.model.gpt import gelu_sigmoid
+
 
 class Activation(nn.Module):
     """An element-wise function as a module, so that a printed model shows its name."""
@@ -29,11 +31,6 @@ def scaled_tanh(x: Tensor) -> Tensor:
     LeCun et al. 1998, "Gradient-based learning applied to document recognition", appendix A.
     """
     return 1.7159 * torch.tanh(x * (2 / 3))
-
-
-def gelu_sigmoid(x: Tensor) -> Tensor:
-    """Return x sigmoid(1.702 x), the rougher of the two approximations in Hendrycks & Gimpel 2016 (arXiv 1606.08415)."""
-    return x * torch.sigmoid(1.702 * x)
 
 
 def activation(gelu: str | None, default: str = "relu") -> Activation:

@@ -117,7 +117,9 @@ def make_plan(config: VisionConfig, world: World) -> VisionPlan:
         raise ConfigError(f"{data.name} has images of {data.side} pixels", "in --data", "add --image-size 32")
     batch_order = BatchOrder(len(data.train), config.batch_size, config.seed, world.rank, world.world_size)
     check_shared_memory(config, batch_order, data)
-    plan = VisionPlan(config, world, data, batch_order, _resume_path(config))
+    folder = resume_folder(config.out, config.run_name, config.resume)
+    resume = None if folder is None else checkpoints_in(folder, "--save-every N")
+    plan = VisionPlan(config, world, data, batch_order, resume)
     if plan.resume is not None and world.is_main:
         if (plan.resume / "manifest.json").exists():
             plan.check_same_work(Reader(plan.resume).verify())
@@ -159,11 +161,3 @@ def check_vision_precision(config: VisionConfig, device: torch.device) -> None:
     # A CPU can compute these models in fp16, but not the GPT's attention and loss.
     if device.type == "cuda":
         check_gpu_precision(config.precision, device)
-
-
-def _resume_path(config: VisionConfig) -> Path | None:
-    """Return where --resume points, which is a step-N folder or a folder of them, or None for a run that begins."""
-    if config.resume is None:
-        return None
-    folder = resume_folder(config.out, config.run_name, config.resume)
-    return None if folder is None else checkpoints_in(folder, "--save-every N")

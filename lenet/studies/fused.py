@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -153,23 +152,14 @@ def train(variant: NetVariant, plan: VisionPlan) -> dict[str, float]:
         return work_timed
 
     engine.loss, engine.backward = timed("forward_s", engine.loss), timed("backward_s", engine.backward)  # type: ignore[assignment, method-assign]
-    with library_of(variant):
+    library: Any = torch.backends.mkldnn if variant.device == "cpu" else torch.backends.cudnn
+    before, library.enabled = library.enabled, variant.library
+    try:
         losses = [engine.train_step(data.get(step), plan.config.lr).loss for step in range(plan.steps)]
         accuracy = engine.evaluate(TestSet(plan).batches()).accuracy
-    return times | {"loss_first": losses[0].item(), "loss_last": losses[-1].item(), "accuracy": accuracy}
-
-
-@contextmanager
-def library_of(variant: NetVariant) -> Iterator[None]:
-    """Switch the library of the variant's device off while it trains, if it is a variant without it."""
-    import torch
-
-    backend: Any = torch.backends.mkldnn if variant.device == "cpu" else torch.backends.cudnn
-    before, backend.enabled = backend.enabled, variant.library
-    try:
-        yield
     finally:
-        backend.enabled = before
+        library.enabled = before
+    return times | {"loss_first": losses[0].item(), "loss_last": losses[-1].item(), "accuracy": accuracy}
 
 
 def table(frame: pd.DataFrame) -> Lines:

@@ -181,11 +181,13 @@ def _first_line(path: Path) -> bytes:
         return file.readline(HEADER_BYTES_MAX)
 
 
-def resume_folder(out: Path, run_name: str | None, resume: str) -> Path | None:
+def resume_folder(out: Path, run_name: str | None, resume: str | None) -> Path | None:
     """Return the folder that `--resume` names, where `newest` and `auto` mean that of the run.
 
-    None: `auto` of a run that has saved nothing yet, which begins. Raises CheckpointError if it is no folder.
+    None: a run that begins, without the option or by `auto` if nothing is saved yet. Raises CheckpointError if it is no folder.
     """
+    if resume is None:
+        return None
     folder = out / "runs" / str(run_name) if resume in RUN_WORDS else Path(resume)
     # A checkpoint that was set aside is one too: a run whose checkpoints are all damaged never begins by itself.
     if resume == "auto" and not any((folder / "checkpoints").glob("step-*")):

@@ -13,8 +13,9 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import nn
+from worlds import assert_same_state
 
-from gptscale.common.checkpoint.reader import Reader, step_folders
+from gptscale.common.checkpoint.reader import step_folders
 from gptscale.common.engine import Batch
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
@@ -40,10 +41,8 @@ def table(outcome: RunOutcome, name: str = "steps.csv") -> pd.DataFrame:
 def assert_same_end(a: Path, b: Path) -> None:
     """Compare the newest checkpoints of two runs bit by bit."""
     newest = [step_folders(folder / "checkpoints")[0] for folder in (a, b)]
-    ours, theirs = (Reader(folder).verify() for folder in newest)
     assert newest[0].name == newest[1].name
-    assert list(ours.names()) == list(theirs.names())
-    assert [name for name in ours.names() if not torch.equal(ours.read(name), theirs.read(name))] == []
+    assert_same_state(*newest)
 
 
 def loss_and_gradient(net: nn.Module, channels: int, side: int) -> tuple[float, torch.Tensor]:

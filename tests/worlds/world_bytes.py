@@ -5,13 +5,12 @@ usage: world_bytes.py RECIPE OUT [option...]; writes OUT/rank<N>.json
 
 import gc
 import json
-import os
 import sys
 import time
 from pathlib import Path
 
 import torch
-from world_engine import engine_and_batches, planned
+from world_engine import end_well, engine_and_batches, planned
 
 from gptscale.common.engines.rank_shapes import state_formula
 from gptscale.common.engines.zero.swap_folder import nbytes_under
@@ -78,5 +77,4 @@ def main(recipe, out, options):
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
-    sys.stdout.flush()
-    os._exit(0)
+    end_well()

@@ -4,14 +4,13 @@ usage: world_colossal.py RECIPE OUT CHECKPOINT OPTION...
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from world_engine import engine_and_batches, planned
+from world_engine import end_well, engine_and_batches, planned
 
 from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.checkpoint.writer import save
@@ -72,5 +71,4 @@ def main(recipe: str, out: Path, checkpoint: Path, options: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
-    sys.stdout.flush()
-    os._exit(0)
+    end_well()

@@ -4,13 +4,13 @@ usage: world_context.py OUT; writes OUT/rank<N>.json: {case: largest deviation o
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from world_engine import end_well
 
 from gptscale.common.engines.context_parallel import attend_by_heads, attend_in_ring
 from gptscale.common.process.world import World, process_group
@@ -52,5 +52,4 @@ def main(out):
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-    sys.stdout.flush()
-    os._exit(0)
+    end_well()

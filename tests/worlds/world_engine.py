@@ -1,5 +1,7 @@
-"""What scripts of ranks begin with: the run that their words mean, in the world of the ranks, and its engine."""
+"""How scripts of ranks begin and end: the run that their words mean, its engine in their world, and a way out."""
 
+import os
+import sys
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -24,3 +26,9 @@ def engine_and_batches(plan):
     """Return the engine of a plan, and the batches of this rank."""
     engine = get(plan.run.recipe).load().build(plan.run, plan.recipe_config)
     return engine, plan.batches(plan.train, engine.data_rank, engine.data_size)
+
+
+def end_well():
+    """End this rank at once, because a library's threads may hang in the interpreter's teardown."""
+    sys.stdout.flush()
+    os._exit(0)

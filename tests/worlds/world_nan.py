@@ -3,12 +3,11 @@
 usage: world_nan.py RECIPE OUT loss|gradient; what is sick: the loss (NaN), or only its gradient (Inf)
 """
 
-import os
 import sys
 from pathlib import Path
 
 import torch
-from world_engine import engine_and_batches, planned
+from world_engine import end_well, engine_and_batches, planned
 
 from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.checkpoint.writer import save
@@ -79,5 +78,4 @@ def main(recipe: str, out: Path, what: str) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
-    sys.stdout.flush()
-    os._exit(0)
+    end_well()

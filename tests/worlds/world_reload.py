@@ -3,11 +3,10 @@
 usage: world_reload.py RECIPE OUT CHECKPOINT... [option...]
 """
 
-import os
 import sys
 from pathlib import Path
 
-from world_engine import engine_and_batches, planned
+from world_engine import end_well, engine_and_batches, planned
 
 from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.checkpoint.writer import save
@@ -29,5 +28,4 @@ if __name__ == "__main__":
     words = sys.argv[3:]
     split = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
     main(sys.argv[1], Path(sys.argv[2]), [Path(p) for p in words[:split]], words[split:])
-    sys.stdout.flush()
-    os._exit(0)
+    end_well()

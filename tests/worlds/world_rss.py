@@ -4,12 +4,11 @@ usage: world_rss.py RECIPE OUT [option...]; writes OUT/rank<N>.json: {"grown": b
 """
 
 import json
-import os
 import resource
 import sys
 from pathlib import Path
 
-from world_engine import engine_and_batches, planned
+from world_engine import end_well, engine_and_batches, planned
 
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import preflight
@@ -33,5 +32,4 @@ def main(recipe, out, options):
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
-    sys.stdout.flush()
-    os._exit(0)
+    end_well()

@@ -5,13 +5,12 @@ usage: world_split.py OUT ADAMW_STEPS; writes OUT/rank<N>.json: {way: {figure: l
 
 import dataclasses
 import json
-import os
 import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from world_engine import engine_and_batches
+from world_engine import end_well, engine_and_batches
 
 from gptscale.common.model import gpt as model
 from gptscale.common.process.world import World, process_group
@@ -128,5 +127,4 @@ def main(out, adamw_steps):
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), int(sys.argv[2]))
-    sys.stdout.flush()
-    os._exit(0)
+    end_well()

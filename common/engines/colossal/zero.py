@@ -157,9 +157,6 @@ class GeminiStepper(Stepper):
             yield StateTensor("optimizer", self._master(fake))
             yield from (StateTensor("optimizer", self.inner.state[fake][key]) for key in ADAMW_STATE)
 
-    def close(self) -> None:
-        """Nothing outlives the process."""
-
     def _clip_on_host(self, norm: float) -> None:
         """Clip the gradients that lie on the host, because HybridAdam clips on the device only.
 

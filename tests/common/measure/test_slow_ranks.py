@@ -1,6 +1,7 @@
 """Own work of ranks: counted on a made-up clock, compared between ranks, and found in real worlds with a slow rank."""
 
 import pytest
+from made_up_clock import Clock
 from worlds import ranks, rows
 
 from gptscale.common.measure import slow_ranks
@@ -8,29 +9,22 @@ from gptscale.common.measure.slow_ranks import SlowRanks, slowest
 from gptscale.common.process.progress import OWN_PARTS, Progress
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 def test_waits_for_other_ranks_are_no_own_work():
     clock = Clock()
     progress = Progress(clock)
     progress.at("forward")
-    clock.now += 2.0
+    clock.passes(2.0)
     with progress.waiting():
-        clock.now += 5.0
-    clock.now += 1.0
+        clock.passes(5.0)
+    clock.passes(1.0)
     progress.at("backward")
-    clock.now += 4.0
+    clock.passes(4.0)
     progress.wait_begins()
-    clock.now += 7.0
+    clock.passes(7.0)
     with progress.waiting():
-        clock.now += 7.0
+        clock.passes(7.0)
     progress.at("saving")
-    clock.now += 100.0
+    clock.passes(100.0)
     progress.at("data")
     own = dict(zip(OWN_PARTS, progress.lap(), strict=True))
     assert {part: s for part, s in own.items() if s} == {"forward": 3.0, "backward": 4.0}
@@ -42,10 +36,10 @@ def test_a_pause_of_the_whole_process_in_a_wait_is_its_own():
     progress = Progress(clock)
     progress.at("forward")
     progress.wait_begins()
-    clock.now += 9.0
+    clock.passes(9.0)
     progress.stood_still(2.0)
     progress.at("forward")
-    clock.now += 3.0
+    clock.passes(3.0)
     # This pause is counted in forward already.
     progress.stood_still(2.0)
     assert dict(zip(OWN_PARTS, progress.lap(), strict=True))["stopped"] == 2.0

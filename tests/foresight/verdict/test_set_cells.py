@@ -10,11 +10,19 @@ HEADER = b"schema_version,run_id,error,bound_by\n"
 CELLS = {"bound_by": "data-bound", "bound_share": 0.5}
 
 
-def test_the_last_row_of_a_run_gets_the_cells(tmp_path):
+@pytest.mark.parametrize(
+    ("before", "row", "after"),
+    [
+        (b"7,r,,\n", b'7,r,"a, b",', b"\n7,rr,,\n"),
+        # Damage around the row stays.
+        (b"\xff\x00\r\n\n", b"7,r,,", b"\n7,s"),
+    ],
+)
+def test_the_last_row_of_a_run_gets_the_cells(tmp_path, before, row, after):
     path = tmp_path / "summary.csv"
-    path.write_bytes(HEADER + b'7,r,,\n7,r,"a, b",\n7,rr,,\n')
+    path.write_bytes(HEADER + before + row + after)
     assert set_cells(path, "r", CELLS)
-    assert path.read_bytes() == HEADER + b'7,r,,\n7,r,"a, b",data-bound\n7,rr,,\n'
+    assert path.read_bytes() == HEADER + before + row + b"data-bound" + after
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -38,13 +46,6 @@ def test_what_is_no_row_of_the_run_stays_as_it_is(tmp_path, damage):
     path.write_bytes(damage)
     assert not set_cells(path, "r", CELLS)
     assert path.read_bytes() == damage
-
-
-def test_damage_around_a_row_stays(tmp_path):
-    path = tmp_path / "summary.csv"
-    path.write_bytes(HEADER + b"\xff\x00\r\n\n7,r,,\n7,s")
-    assert set_cells(path, "r", CELLS)
-    assert path.read_bytes() == HEADER + b"\xff\x00\r\n\n7,r,,data-bound\n7,s"
 
 
 def test_a_row_of_append_row_is_found(tmp_path):

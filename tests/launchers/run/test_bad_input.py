@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from holder import Holder
 from worlds import ENVIRONMENT, IMPORTS
 
 import gptscale.recipes
@@ -23,11 +24,11 @@ from gptscale.common.process.program import Program
 from gptscale.common.process.task import run_captured
 from gptscale.common.settings.run import workload
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.common.state import Shard
 from gptscale.launchers.cli import main
 from gptscale.launchers.run import space
 from gptscale.launchers.run.options import default_recipe_config
 from gptscale.launchers.run.start import plan_run
+from gptscale.lenet.run.config import RUN_IMPORTS
 from gptscale.ops.build import cache as build_cache
 from gptscale.recipes import Recipe, get
 
@@ -282,14 +283,6 @@ def test_pickles_of_other_programs_are_never_read(name, folder, refused):
     assert not (folder / "canary").exists()
 
 
-class Holder:
-    def state(self):
-        yield Shard("model/w", torch.ones(3), (3,), (0,))
-
-    def counters(self):
-        return {}
-
-
 def flip(path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -362,11 +355,17 @@ def test_under_five_seconds_by_the_real_command(folder):
 
 
 @pytest.mark.slow
-def test_a_rank_started_by_hand_refuses_in_one_line(folder):
+@pytest.mark.parametrize(
+    ("program", "what"),
+    [
+        (Program("gptscale.recipes.ddp", ("--global-batch-size", "7"), imports=IMPORTS), "global batch 7 "),
+        (Program("gptscale.lenet.run.worker", ("--model", "lenet6"), imports=RUN_IMPORTS), "unknown model 'lenet6'"),
+    ],
+)
+def test_a_rank_started_by_hand_refuses_in_one_line(program, what, folder):
     """Before any process group. A rank that is not rank 0 says it too, if nobody ends it before."""
-    for rank, start in ((0, "gptscale: error: "), (1, "gptscale: error: rank 1: ")):
+    for rank, start in ((0, f"gptscale: error: {what}"), (1, f"gptscale: error: rank 1: {what}")):
         environment = {**os.environ, **ENVIRONMENT, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
-        program = Program("gptscale.recipes.ddp", ("--global-batch-size", "7"), imports=IMPORTS)
         # One of them is started afresh.
         ended = run_captured(program, timeout=400, environ=environment, fork=rank > 0)
         (line,) = ended.stderr.splitlines()

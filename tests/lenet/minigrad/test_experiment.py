@@ -12,25 +12,26 @@ import torch
 
 from gptscale.common.errors import DataError, NumericError
 from gptscale.launchers.cli import main
+from gptscale.lenet.data.sources import LabelledImages
 from gptscale.lenet.minigrad.layers import build
 from gptscale.lenet.minigrad.optimizers import SGD, Adam
-from gptscale.lenet.minigrad.training import Samples, evaluate, open_digits, time_steps, train, train_step
+from gptscale.lenet.minigrad.training import evaluate, open_digits, time_steps, train, train_step
 from gptscale.ops import registry as library
 
 
 @pytest.fixture(scope="module")
-def stripes() -> Samples:
+def stripes() -> LabelledImages:
     """Return noisy images of ten classes, learned in seconds, where class c is bright in rows 2c to 2c + 3."""
     random = torch.Generator().manual_seed(0)
     labels = torch.arange(600) % 10
     images = 0.3 * torch.rand(600, 1, 28, 28, generator=random)
     for image, label in zip(images, labels, strict=True):
         image[:, 2 * label : 2 * label + 4] += 0.7
-    return Samples(images, labels)
+    return LabelledImages(images, labels)
 
 
 @pytest.fixture
-def small_mnist(tmp_path: Path, stripes: Samples, write_idx: Callable[..., Path]) -> Path:
+def small_mnist(tmp_path: Path, stripes: LabelledImages, write_idx: Callable[..., Path]) -> Path:
     """Write the four files of MNIST with few and simple images."""
     folder = tmp_path / "data" / "MNIST" / "raw"
     folder.mkdir(parents=True)
@@ -41,7 +42,7 @@ def small_mnist(tmp_path: Path, stripes: Samples, write_idx: Callable[..., Path]
 
 
 @pytest.mark.parametrize("model", ["pure_linear", "simple_conv", "LeNet"])
-def test_each_model_learns(model: Any, stripes: Samples) -> None:
+def test_each_model_learns(model: Any, stripes: LabelledImages) -> None:
     net = build(model)
     rows = list(train(net, Adam(net.parameters(), 3e-3), stripes, stripes, epochs=4, batch_size=32, seed=0))
     assert [row.epoch for row in rows] == [0, 1, 2, 3]
@@ -50,7 +51,7 @@ def test_each_model_learns(model: Any, stripes: Samples) -> None:
     assert (rows[-1].train_loss, rows[-1].train_err) == evaluate(net, stripes)
 
 
-def test_torchs_autograd_has_no_part_in_it(stripes: Samples) -> None:
+def test_torchs_autograd_has_no_part_in_it(stripes: LabelledImages) -> None:
     net = build("LeNet")
     optimizer = Adam(net.parameters(), 1e-3)
     with torch.enable_grad():
@@ -65,7 +66,7 @@ def test_torchs_autograd_has_no_part_in_it(stripes: Samples) -> None:
     assert not any(array.requires_grad or array.grad_fn is not None for array in arrays)
 
 
-def test_the_seed_fixes_everything(stripes: Samples) -> None:
+def test_the_seed_fixes_everything(stripes: LabelledImages) -> None:
     def rows(seed: int) -> list[tuple[float, float]]:
         net = build("simple_conv", seed=seed)
         run = train(net, SGD(net.parameters(), 0.05), stripes, stripes, epochs=2, batch_size=100, seed=seed)
@@ -74,7 +75,7 @@ def test_the_seed_fixes_everything(stripes: Samples) -> None:
     assert rows(1) == rows(1) != rows(2)
 
 
-def test_every_image_is_taken_once_an_epoch(stripes: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_image_is_taken_once_an_epoch(stripes: LabelledImages, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     position = {image.sum().item(): i for i, image in enumerate(stripes.images)}
     monkeypatch.setattr(
@@ -87,7 +88,7 @@ def test_every_image_is_taken_once_an_epoch(stripes: Samples, monkeypatch: pytes
     assert taken[:600] != taken[600:]
 
 
-def test_a_loss_that_is_no_number_ends_it(stripes: Samples) -> None:
+def test_a_loss_that_is_no_number_ends_it(stripes: LabelledImages) -> None:
     net = build("LeNet")
     run = train(net, SGD(net.parameters(), 1e4), stripes, stripes, epochs=1, batch_size=50, seed=0)
     with pytest.raises(NumericError, match="lower --lr"):
@@ -104,7 +105,7 @@ def test_pure_linear_on_mnist(real_mnist: Path) -> None:
     assert row.test_err < 0.06
 
 
-def test_times_of_a_step(stripes: Samples) -> None:
+def test_times_of_a_step(stripes: LabelledImages) -> None:
     net = build("LeNet", pool_backward="loop")
     before = [p.array.clone() for p in net.parameters()]
     times = time_steps(net, stripes.images[:4], stripes.labels[:4], 2)

@@ -10,10 +10,7 @@ from pathlib import Path
 import pytest
 from worlds import overridden
 
-from gptscale.common.process.program import Program
-from gptscale.common.process.task import run_captured
 from gptscale.launchers.cli import main
-from gptscale.lenet.run.config import RUN_IMPORTS
 
 Refused = Callable[[list[str]], str]
 TRAIN = ["lenet", "train", "--device", "cpu"]
@@ -135,22 +132,6 @@ def test_a_checkpoint_of_another_run_lists_what_differs(
     assert "step 3 is saved already" in refused([*words, "--resume", saved])
     (folder / "results" / "runs" / "a" / "checkpoints" / "step-3" / "rank-00000-0000.safetensors").write_bytes(b"")
     assert "has 0 bytes" in refused([*overridden((*words, "--epochs", "2", "--resume", saved))])
-
-
-@pytest.mark.slow
-def test_a_rank_started_by_hand_refuses_in_one_line(folder: Path) -> None:
-    program = Program("gptscale.lenet.run.worker", ("--model", "lenet6"), imports=RUN_IMPORTS)
-    said = []
-    for rank in ("0", "1"):
-        world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "PATH": "/usr/bin:/bin", "HOME": str(folder)}
-        # One by an interpreter of its own is enough.
-        ended = run_captured(program, timeout=400, environ=world, fork=rank == "1")
-        assert ended.returncode == 2
-        said.append(ended.stderr)
-    assert said[0].startswith("gptscale: error: unknown model 'lenet6'")
-    assert said[1].startswith("gptscale: error: rank 1: unknown model 'lenet6'")
-    assert [len(text.splitlines()) for text in said] == [1, 1]
-    assert not list(folder.iterdir())
 
 
 @pytest.mark.promise(

@@ -11,7 +11,6 @@ import pytest
 import torch
 from vision_runs import asked_to_stop, assert_same_end, harmed, run, table
 
-from gptscale.common.checkpoint.reader import Reader, step_folders
 from gptscale.common.engine import Batch
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure import devices
@@ -144,8 +143,6 @@ def test_a_run_stopped_while_it_skips_continues_bit_identically(
         assert steps[0][column].equals(steps[1][column])
     assert whole.row["skipped_steps"] == resumed.row["skipped_steps"] == steps[0].skipped.sum()
     assert_same_end(whole.folder, resumed.folder)
-    readers = [Reader(step_folders(o.folder / "checkpoints")[0]) for o in (whole, resumed)]
-    assert readers[0].manifest["counters"] == readers[1].manifest["counters"]
 
 
 def test_a_loss_that_overflows_is_a_result(

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from made_up_clock import Clock
 
 from gptscale.common.engine import StepResult
 from gptscale.common.process.world import World
@@ -19,21 +20,6 @@ from gptscale.lenet.run.engine import Score
 from gptscale.lenet.run.preflight import VisionPlan
 from gptscale.lenet.run.record import EarlierProgress, VisionRecorder
 from gptscale.lenet.run.worker import VisionSaver
-
-
-class Clock:
-    """Time that passes only when told to."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 class Plan(SimpleNamespace):
@@ -48,11 +34,11 @@ def take(recorder: VisionRecorder, clock: Clock, steps: range, losses: list[floa
     """Record steps that load for 0.5 s and compute for 1.5 s."""
     for step, loss in zip(steps, losses, strict=True):
         with recorder.waiting():
-            clock.now_s += 0.5
-        clock.now_s += 1.5
+            clock.passes(0.5)
+        clock.passes(1.5)
         recorder.step(step, 0.1, result(loss, None if skipped is None else torch.tensor(skipped)))
         with recorder.paused():
-            clock.now_s += 1.0
+            clock.passes(1.0)
 
 
 def result(loss: float, skipped: torch.Tensor | None = None) -> StepResult:
@@ -61,7 +47,7 @@ def result(loss: float, skipped: torch.Tensor | None = None) -> StepResult:
 
 def end_epoch(recorder: VisionRecorder, clock: Clock, epoch: int, score: Score | None, seconds: float = 0.0) -> None:
     with recorder.paused():
-        clock.now_s += seconds
+        clock.passes(seconds)
         recorder.end_epoch(epoch, 4 * epoch, score, seconds)
 
 

@@ -13,11 +13,6 @@ from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.studies.baseline import PRESETS
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 @pytest.mark.slow
 def test_the_digits_are_learned_to_98_5_percent(tmp_path: Path) -> None:
     """Run the command as a user types it, for one seed, and check accuracy, rows, table and figure."""

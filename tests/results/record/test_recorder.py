@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from made_up_clock import Clock
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gptscale.common.engine import StepResult
@@ -23,24 +24,6 @@ from gptscale.results.record import recorder as recorder_module
 from gptscale.results.record.recorder import Recorder
 
 TAGS = {"train/loss", "train/grad_norm", "train/lr", "train/tokens_per_s", "train/peak_mem_gib"}
-
-
-class Clock:
-    """Time that passes only when told to."""
-
-    def __init__(self):
-        self.now_s = 100.0
-
-    def __call__(self):
-        return self.now_s
-
-    def passes(self, seconds):
-        self.now_s += seconds
-
-
-@pytest.fixture
-def clock():
-    return Clock()
 
 
 def make_run(rank=0, **options):

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gptscale.common.engines.pipeline import plan
-from gptscale.common.engines.pipeline.build import Stage, parts_of, shapes_of, stages_of, tied_embedding_group
+from gptscale.common.engines.pipeline.build import parts_of, shapes_of, stages_of, tied_embedding_group
 from gptscale.common.engines.pipeline.engine import PipelineLoss
 from gptscale.common.engines.pipeline.plan import balanced, fits, head_cost, stage_indices
 from gptscale.common.model.build import materialise
@@ -116,12 +116,6 @@ def test_a_stage_holds_its_blocks_and_nothing_of_the_others(gpt):
     assert {m for m in modules[1] if "blocks" not in m} == {"wte", "ln_f"}
     assert {m.split(".")[1] for m in modules[0] if "blocks" in m} == {"0"}
     assert {m.split(".")[1] for m in modules[1] if "blocks" in m} == {"2", "3"}
-
-
-def test_an_inner_stage_passes_activations_on(gpt):
-    inner = Stage(gpt, range(1, 3), embeds=False, ends=False)
-    x = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(inner(x), gpt.blocks[2](gpt.blocks[1](x)))
 
 
 @pytest.mark.parametrize(

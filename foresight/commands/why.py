@@ -18,8 +18,6 @@ from gptscale.results.render import DPI, SHARES, subplots
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from gptscale.foresight.verdict.verdict import Verdict
-
 
 @dataclass(frozen=True)
 class WhyOptions:

@@ -41,7 +41,10 @@ def torch_of(python: str) -> Path:
     if not origin or not origin[-1]:
         why = "" if not found.returncode else f" ({reason(found.stderr)[:200]})"
         raise ConfigError(f"torch is not installed{why}", f"at {python}", "name the Python of your environment")
-    return with_cuda(Path(origin[-1]).parent)
+    folder = Path(origin[-1]).parent
+    if not (folder / "lib" / "libtorch_cuda.so").exists():
+        raise ConfigError("this torch was built without CUDA", f"at {folder}", "pip install torch, as PyPI has it")
+    return folder
 
 
 def prepare_mock(environment: str = "") -> Path:
@@ -56,15 +59,6 @@ def torch_folder_of(environment: str) -> Path:
         where = f"at {environments.folder(environment)}"
         raise ConfigError(f"the environment of {environment} is missing", where, environments.remedy(environment))
     return torch_of(python)
-
-
-def with_cuda(torch_folder: Path) -> Path:
-    """Return the folder of a torch, or raise ConfigError if it was built without CUDA."""
-    if not (torch_folder / "lib" / "libtorch_cuda.so").exists():
-        raise ConfigError(
-            "this torch was built without CUDA", f"at {torch_folder}", "pip install torch, as PyPI has it"
-        )
-    return torch_folder
 
 
 def cuda_version(torch_folder: Path) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gptscale.common.errors import ConfigError, visible
 from gptscale.common.measure.evidence import VERDICT
@@ -18,6 +18,7 @@ from gptscale.foresight.verdict.remedies import WORDS
 from gptscale.foresight.verdict.verdict import Cause, Verdict
 from gptscale.results.record.files import replace_file, write_json
 
+T = TypeVar("T")
 FORMAT_VERSION = 1
 TRACE_NAME = "trace.json"
 # Nobody could read a picture with more pieces.
@@ -43,18 +44,22 @@ def read_verdict(folder: Path) -> Verdict:
         fix = "run it with 20 steps or more, and without --no-verdict"
         raise ConfigError("this run has no verdict", where, fix)
 
-    def refuse(reason: str) -> ConfigError:
-        return ConfigError(f"its {VERDICT} is cut or damaged ({reason})", where, "run again")
+    return read_as(_verdict, folder / VERDICT, FORMAT_VERSION, BYTES_MAX)
 
-    content = user_file.read_json(folder / VERDICT, BYTES_MAX, refuse)
+
+def read_as(form: Callable[[dict[str, Any]], T], path: Path, version: int, most: int) -> T:
+    """Return what a file of a run says, or raise ConfigError if it is damaged or has another version. most: bytes of it."""
+    where = f"in {visible(str(path.parent))}"
+
+    def refuse(reason: str) -> ConfigError:
+        return ConfigError(f"its {path.name} is cut or damaged ({reason})", where, "run again")
+
+    content = user_file.read_json(path, most, refuse)
     try:
-        version = content["format_version"]
-        if version != FORMAT_VERSION:
+        if (found := content.pop("format_version")) != version:
             fix = "read it with the gptscale that wrote it, or run again"
-            raise ConfigError(
-                f"its {VERDICT} has version {visible(str(version)[:20])}, not {FORMAT_VERSION}", where, fix
-            )
-        return _verdict(content)
+            raise ConfigError(f"its {path.name} has version {visible(str(found)[:20])}, not {version}", where, fix)
+        return form(content)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise refuse(type(error).__name__) from None
 

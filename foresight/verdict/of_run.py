@@ -16,11 +16,10 @@ from gptscale.common.measure.exchanges import TracedExchange
 from gptscale.common.measure.step_trace import RankTrace, TracedOperation
 from gptscale.common.process.progress import StepMark
 from gptscale.common.process.world import DEFAULT_TIMEOUT_S, World
-from gptscale.common.settings import user_file
 from gptscale.common.settings.run import Run
 from gptscale.foresight.calibrate.file import CalibratedMachine
 from gptscale.foresight.verdict.calibrated import calibrated_run
-from gptscale.foresight.verdict.files import write_trace, write_verdict
+from gptscale.foresight.verdict.files import read_as, write_trace, write_verdict
 from gptscale.foresight.verdict.judge import RunFigures, judge
 from gptscale.foresight.verdict.verdict import Verdict
 from gptscale.launchers.run.options import parse_run
@@ -99,26 +98,15 @@ BYTES_MAX = 2**30
 
 def read_evidence(folder: Path) -> RunEvidence:
     """Read the evidence in a run's folder, or raise ConfigError if it is damaged."""
-    where = f"in {visible(str(folder))}"
+    return read_as(_evidence, folder / EVIDENCE, FORMAT_VERSION, BYTES_MAX)
 
-    def refuse(reason: str) -> ConfigError:
-        return ConfigError(f"its {EVIDENCE} is cut or damaged ({reason})", where, "run again")
 
-    content = user_file.read_json(folder / EVIDENCE, BYTES_MAX, refuse)
-    try:
-        version = content.pop("format_version")
-        if version != FORMAT_VERSION:
-            fix = "read it with the gptscale that wrote it, or run again"
-            raise ConfigError(
-                f"its {EVIDENCE} has version {visible(str(version)[:20])}, not {FORMAT_VERSION}", where, fix
-            )
-        late, ranks, facts = content["late"], content["ranks"], RunFacts(**content["facts"])
-        known = [RankEvidence(**{**rank, "trace": _trace(rank["trace"])}) for rank in ranks]
-        if not known or not content["step_times_s"] or Path(content["summary"]).name != content["summary"]:
-            raise ValueError("it says nothing")
-        return RunEvidence(**{**content, "late": late and tuple(late), "ranks": known, "facts": facts})
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise refuse(type(error).__name__) from None
+def _evidence(content: dict[str, Any]) -> RunEvidence:
+    late, ranks, facts = content["late"], content["ranks"], RunFacts(**content["facts"])
+    known = [RankEvidence(**{**rank, "trace": _trace(rank["trace"])}) for rank in ranks]
+    if not known or not content["step_times_s"] or Path(content["summary"]).name != content["summary"]:
+        raise ValueError("it says nothing")
+    return RunEvidence(**{**content, "late": late and tuple(late), "ranks": known, "facts": facts})
 
 
 def _trace(content: dict[str, Any]) -> RankTrace:

@@ -16,7 +16,7 @@ CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
     "core": (CORE, 24_960),
-    "foresight": (("foresight",), 11_676),
+    "foresight": (("foresight",), 11_675),
     "lenet": (("lenet",), 6_483),
     "the package": ((*CORE, *LABS), 43_119),
     "the tests": (("tests",), 26_979),

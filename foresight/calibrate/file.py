@@ -158,7 +158,7 @@ _MACHINE: dict[str, Any] = {"device": str, "torch": str, "threads": int, "world"
 
 def _number(value: Any, least: float) -> float:
     if not least <= float(value) < math.inf:
-        raise ValueError(f"a time or a spread of {value}")
+        raise ValueError(f"{value} seconds, or spread")
     return float(value)
 
 

@@ -1,6 +1,6 @@
 """A server that forks the ranks of a program, so that each takes a second, and not the import of torch and its engines.
 
-    python benchmarks/foresight/prove_ranks.py PROGRAM
+    python benchmarks/foresight/prove_ranks.py PROGRAM [PATH]
 
 Each line of its input is a JSON list: the folder for what is noted, that of the reference or null, ranks, and the words of the
 program. It answers with the exit statuses of the ranks, -9 for those that were ended after their last step. It runs on the
@@ -68,8 +68,9 @@ def serve(program: str, folder: str, reference: str | None, ranks: int, words: l
     return list(left.values())
 
 
-def main(program: str) -> None:
-    """Import what is slow to import, and serve."""
+def main(program: str, path: str = "") -> None:
+    """Import what is slow to import, and serve. path: of what a program imports beside libraries."""
+    sys.path[:0] = filter(None, [path])
     answers = os.fdopen(os.dup(1), "w")
     # Engines print as they are imported.
     os.dup2(2, 1)
@@ -89,4 +90,4 @@ def main(program: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

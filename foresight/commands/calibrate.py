@@ -87,6 +87,8 @@ def main(argv: Sequence[str]) -> int:
     options = parse(CalibrateOptions, argv, prog="gptscale calibrate", about=about)
     begin_warm_parent(options.device, imports=["gptscale.launchers.run.start", "gptscale.foresight.calibrate.worker"])
     # After the options are parsed, because they import torch.
+    import torch
+
     from gptscale.common.process.program import Program
     from gptscale.common.process.ranks import launch
     from gptscale.common.process.world import World, runs_on_cuda, world_of
@@ -94,9 +96,8 @@ def main(argv: Sequence[str]) -> int:
 
     cuda, out = runs_on_cuda(options.device), options.out or file.default_file()
     launched = "WORLD_SIZE" in os.environ
-    world = (
-        World.from_environment(options.device) if launched else world_of(options.device, None, nproc_of(options, cuda))
-    )
+    nproc = options.nproc or (torch.cuda.device_count() if cuda else 2)
+    world = World.from_environment(options.device) if launched else world_of(options.device, None, nproc)
     file.read(out)
     task = worker.CalibrationTask(
         shapes=options.shapes(),
@@ -123,13 +124,6 @@ def _measure_and_show(task: CalibrationTask, world: World) -> None:
     measure_and_keep(task, world)
     if world.is_main:
         show(Path(task.out))
-
-
-def nproc_of(options: CalibrateOptions, cuda: bool) -> int:
-    """Return how many ranks to start."""
-    import torch
-
-    return options.nproc or (torch.cuda.device_count() if cuda else 2)
 
 
 def show(path: Path) -> None:

@@ -13,7 +13,6 @@ from gptscale.foresight.price.step_time import priced
 from gptscale.results.render import console, table
 
 COLUMNS = ("", "split", "micro-batch", "proved on", "gradients within", "peak GiB", "step", "MFU", "bound by", "lines")
-LEFT = ("split", "bound by", "micro-batch")
 
 
 def show(subject: Subject, cluster: Cluster, options: FitOptions, rows: Sequence[FitRow]) -> list[FitRow]:
@@ -25,17 +24,17 @@ def show(subject: Subject, cluster: Cluster, options: FitOptions, rows: Sequence
     )
     if good:
         cells = [(str(i), *cells_of(row)) for i, row in enumerate(good, 1)]
-        console(log_columns=150, highlight=False).print(table(COLUMNS, cells, left=LEFT, title=title))
-        of_all = "gradients, norms, moments, weights"
-        print(f"proved   3 steps of {subject.small_words}, in fp32 on CPU ranks, with ReLU made smooth: {of_all}")
+        printed = table(COLUMNS, cells, left=("split", "bound by", "micro-batch"), title=title)
+        console(log_columns=150, highlight=False).print(printed)
+        fp64 = ", or fp64 where fp32 rounds by more than is allowed," * any(row.in_double for row in good)
+        of_all = "with ReLU made smooth: gradients, norms, moments, weights"
+        print(f"proved   3 steps of {subject.small_words}, in fp32{fp64} on CPU ranks, {of_all}")
         assert good[0].found is not None
         print(f"time     by {good[0].found.timing.grade}, if the host keeps up")
         for line in reasons(good, cluster, options.precision):
             print(line)
         if not subject.is_bf16 and options.precision == "bf16":
-            print(
-                "note     the model does not run with weights of bf16: they stay in fp32, and autocast casts products"
-            )
+            print("note     the model does not run with weights of bf16: fp32 weights, and autocast casts products")
     else:
         print(title)
         print(nearest(rows))
@@ -58,7 +57,7 @@ def cells_of(row: FitRow) -> tuple[str, ...]:
     return (
         row.name,
         f"{row.choice.micro_batch_size}{' recomputed' * row.choice.recompute}",
-        f"{' and '.join(map(str, row.proved))} rank{'s' * (row.proved != (1,))}",
+        f"{' and '.join(map(str, row.proved))} rank{'s' * (row.proved != (1,))}{', fp64' * row.in_double}",
         f"{row.worst:.0e}",
         f"{row.found.memory.needed / GIB:,.1f}",
         f"{time.seconds:.3g} s",

@@ -10,12 +10,13 @@ import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from gptscale.common.errors import GptscaleError
 from gptscale.foresight.fit.options import FitOptions
 from gptscale.foresight.fit.splits import Split, splits
-from gptscale.foresight.fit.subject import Subject
+from gptscale.foresight.fit.subject import SMOOTH, Subject
 from gptscale.foresight.fit.write import Choice, program
 from gptscale.foresight.memory.timeline import ACTIVATION, LOGITS
 from gptscale.foresight.mock_cuda.devices import device_named
@@ -61,7 +62,8 @@ class FitRow:
     """A split that was tried.
 
     choice: how its program is started. found: its memory and time at full size, None if it did not run. proved: the CPU ranks on
-    which it computed what one process computes. why: the reason if it is left out. lines: of its program.
+    which it computed what one process computes. in_double: whether that needed fp64, as fp32 rounds by more than the tolerance.
+    why: the reason if it is left out. lines: of its program.
     """
 
     name: str
@@ -71,6 +73,7 @@ class FitRow:
     found: Tried | None = None
     proved: tuple[int, ...] = ()
     worst: float = 0.0
+    in_double: bool = False
     why: str = ""
 
     @property
@@ -90,10 +93,6 @@ class Trials:
         here = f"os.chdir({os.getcwd()!r})\n"
         self.valueless = replace(subject, definitions=here + subject.definitions + VALUELESS)
         self.reference: Future[Recording] | None = None
-
-    def row(self, name: str, split: Split, choice: Choice) -> FitRow:
-        """Return a row whose program was not tried."""
-        return FitRow(name, split, choice, program(self.subject, split, choice, "train.py").count("\n"))
 
     def simulated(self, row: FitRow) -> FitRow:
         """Return a row with its memory and time at full size, or why it has none. A pipeline is that of all its stages."""
@@ -132,40 +131,58 @@ class Trials:
             content = hashlib.sha256(f"{text}{self.subject.sources}".encode()).hexdigest()
             return kept_simulation(task, content)
 
-    def proved(self, row: FitRow, ranks: int) -> FitRow:
-        """Return a row with the proof on so many CPU ranks, or why there is none. A wrong one keeps no proof."""
-        assert self.reference is not None
-        self.tell(f"{row.name}: proof on {ranks} ranks")
-        reference = self.reference.result()
-        try:
-            candidate = self.record(row.split, ranks, f"{row.name}-{ranks}".replace(" ", "-"), reference)
-        except GptscaleError as error:
-            return replace(row, why=f"not proved on {ranks} ranks: {error.what}")
-        proof = Proof(reference, candidate, STEPS, None)
-        first = next(iter(proof.differences), None)
-        cause = finding(proof, first)[0] if first else ""
-        shutil.rmtree(candidate.folder)
-        if first:
-            return replace(row, proved=(), why=f"WRONG on {ranks} ranks: {first.kind} {first.name}, {cause}")
-        worst = max(row.worst, proof.worst.get("gradient", 0.0))
-        return replace(row, proved=(*row.proved, ranks), worst=worst)
+    @cached_property
+    def doubled(self) -> Recording:
+        """Return what one process computes in fp64."""
+        return self.record(splits(1, 1)["single"], 1, "reference", in_double=True)
 
-    def record(self, split: Split, ranks: int, name: str, reference: Recording | None = None) -> Recording:
+    def proved(self, row: FitRow, ranks: int) -> FitRow:
+        """Return a row with the proof on so many CPU ranks, or why there is none. A wrong one keeps no proof.
+
+        What differs in fp32 is rounding if it does not in fp64: both programs run again, with the same tolerance.
+        """
+        assert self.reference is not None
+        wrong = ""
+        for in_double in (False, True):
+            self.tell(f"{row.name}: proof on {ranks} ranks{' in fp64' * in_double}")
+            try:
+                reference = self.doubled if in_double else self.reference.result()
+                candidate = self.record(row.split, ranks, row.name, reference, in_double)
+            except GptscaleError as error:
+                why = f"WRONG on {ranks} ranks: {wrong}; in fp64" if wrong else f"not proved on {ranks} ranks"
+                return replace(row, proved=() if wrong else row.proved, why=f"{why}: {error.what}")
+            proof = Proof(reference, candidate, STEPS, None)
+            first = next(iter(proof.differences), None)
+            wrong = f"{first.kind} {first.name}, {finding(proof, first)[0]}" if first else ""
+            shutil.rmtree(candidate.folder)
+            if not wrong:
+                worst, in_double = max(row.worst, proof.worst.get("gradient", 0.0)), row.in_double or in_double
+                return replace(row, proved=(*row.proved, ranks), worst=worst, in_double=in_double)
+        return replace(row, proved=(), why=f"WRONG on {ranks} ranks: {wrong}")
+
+    def record(
+        self, split: Split, ranks: int, name: str, reference: Recording | None = None, in_double: bool = False
+    ) -> Recording:
         """Return what a program computes on CPU ranks, given what the reference was. Raises GptscaleError if it fails."""
-        # Each rank notes its weights, and five values of each at every step, with four bytes a number.
-        needed, free = 4 * self.subject.n_small * (1 + 5 * STEPS) * (1 + ranks), shutil.disk_usage(self.folder).free
-        if needed > free:
+        # Each rank notes its weights, and five values of each at every step.
+        needed = (8 if in_double else 4) * self.subject.n_small * (1 + 5 * STEPS) * (1 + ranks)
+        if needed > (free := shutil.disk_usage(self.folder).free):
             what = f"notes of {self.subject.n_small / 1e6:,.0f}M weights fill {needed / 1e9:,.0f} GB, {free / 1e9:,.0f} are free"
             what += "; name a narrow model by --small"
             raise GptscaleError(what, f"at {self.folder.parent}", "set TMPDIR to a larger disk")
         text = program(self.small, split, Choice(ranks, 1, SAMPLES, MICRO, "fp32", False), "train.py")
-        folder = self.folder / name
-        folder.mkdir()
-        (folder / "train.py").write_text(text)
+        folder = Path(tempfile.mkdtemp("", f"{name}-{ranks}-".replace(" ", "-"), self.folder))
+        (folder / "train.py").write_text(with_doubles(text) if in_double else text)
         ranks_of = ["-m", "gptscale.foresight.fit.ranks", str(ranks)] if ranks > 1 else []
         command = [sys.executable, *ranks_of, str(folder / "train.py"), "--warmup", "1"]
         task = ProveTask(command, STEPS, PROOF_S, True, reference.folder if reference else None, environ=ON_A_CPU)
         return record(task, folder / "noted")
+
+
+def with_doubles(text: str) -> str:
+    """Return the program of a proof in double precision."""
+    text = text.replace(SMOOTH, SMOOTH.replace("Smooth", "InDouble")).replace("torch.float32", "torch.float64")
+    return text.replace("build().", "build().double().")
 
 
 def largest(row: FitRow, most: int) -> int:
@@ -192,7 +209,8 @@ def try_all(trials: Trials, options: FitOptions, known: Mapping[str, Split]) -> 
     def tried_with(name: str, size: int, recompute: bool) -> FitRow:
         trials.tell(f"{name}, micro-batch {size}: memory and time")
         choice = Choice(gpus, options.nodes, options.samples, size, options.precision, recompute)
-        return trials.simulated(trials.row(name, known[name], choice))
+        lines = program(subject, known[name], choice, "train.py").count("\n")
+        return trials.simulated(FitRow(name, known[name], choice, lines))
 
     def best(name: str, size: int) -> FitRow:
         """Return a split with the largest micro-batch that fits, up to a size, recomputing blocks if none does."""

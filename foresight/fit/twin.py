@@ -48,6 +48,22 @@ class Smooth(TorchFunctionMode):
         return function(*args, **options)
 
 
+class InDouble(Smooth):
+    """Compute in double precision what a program computes in single: its rounding is then far below any fault."""
+
+    def __enter__(self) -> Any:
+        """Make weights and inputs of double precision, too."""
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return what a function returns that is asked for doubles where it was asked for floats."""
+        function = torch.Tensor.double if getattr(function, "__name__", "") == "float" else function
+        args = [torch.float64 if each is torch.float32 else each for each in args]
+        options = {name: torch.float64 if each is torch.float32 else each for name, each in (kwargs or {}).items()}
+        return super().__torch_function__(function, types, args, options)
+
+
 @contextmanager
 def on_meta() -> Iterator[None]:
     """Give weights their shapes, but no memory. Buffers are as their modules make them. Raises ValueError for weights of meta."""

@@ -33,27 +33,24 @@ LEFT = ("", "recipe and split", "micro-batches", "memory, GiB", "grade", "bound 
 
 def cells(plan: WorkPlan, rows: Sequence[PlannedRow]) -> list[dict[str, str]]:
     """Return a row of cells for each planned row, with a star at the recommended one."""
-    return [
-        _cells(f"{i}{' *' if row is plan.recommended else ''}", row, plan.also.get(row.candidate.split, ()))
-        for i, row in enumerate(rows, start=1)
-    ]
-
-
-def _cells(number: str, row: PlannedRow, also: Sequence[str]) -> dict[str, str]:
-    timing = row.timing
-    how = "" if row.simulated is not None else "~"
-    return {
-        "": number,
-        "recipe and split": row.name + (f" (also {', '.join(also)})" if also else ""),
-        "micro-batches": row.detail,
-        "tokens/s": f"{row.tokens_per_s:,.0f}",
-        "step ms": f"{1e3 * timing.seconds:,.0f} ({1e3 * timing.low:,.0f}-{1e3 * timing.high:,.0f})",
-        "MFU": "-" if timing.mfu is None else f"{timing.mfu:.0%}",
-        "margin GiB": f"{how}{row.margin / GIB:,.1f}",
-        "memory, GiB": row.memory_words(),
-        "bound by": timing.bound_by,
-        "grade": timing.grade,
-    }
+    found = []
+    for i, row in enumerate(rows, start=1):
+        timing, also = row.timing, plan.also.get(row.candidate.split, ())
+        found.append(
+            {
+                "": f"{i}{' *' * (row is plan.recommended)}",
+                "recipe and split": row.name + (f" (also {', '.join(also)})" if also else ""),
+                "micro-batches": row.detail,
+                "tokens/s": f"{row.tokens_per_s:,.0f}",
+                "step ms": f"{1e3 * timing.seconds:,.0f} ({1e3 * timing.low:,.0f}-{1e3 * timing.high:,.0f})",
+                "MFU": "-" if timing.mfu is None else f"{timing.mfu:.0%}",
+                "margin GiB": f"{'~' * (row.simulated is None)}{row.margin / GIB:,.1f}",
+                "memory, GiB": row.memory_words(),
+                "bound by": timing.bound_by,
+                "grade": timing.grade,
+            }
+        )
+    return found
 
 
 def headline(plan: WorkPlan, command: str) -> list[str]:

@@ -53,10 +53,6 @@ def meta():
         return Net()
 
 
-def tied():
-    return Net(tied=True)
-
-
 def exact():
     return Net(tied=True, dropout=0.0)
 
@@ -73,6 +69,14 @@ class Skipping(Net):
         for block in self.blocks:
             x = block(x + first)
         return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+
+class Resting(Net):
+    """A model with a gradient that is a small rest of large terms: fp32 rounds it by more than a proof allows."""
+
+    def forward(self, ids, targets):
+        x = 1e3 * self.head.weight[0, 0] * self.table(ids).flatten()
+        return super().forward(ids, targets) + x.sum() - x.flip(0).cumsum(0)[-1]
 
 
 def logits_batch(size, number):

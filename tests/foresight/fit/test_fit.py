@@ -9,6 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import Future
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -20,23 +22,19 @@ from gptscale.common.process.task import run_captured
 from gptscale.foresight.fit.configs import of_transformers
 from gptscale.foresight.fit.splits import splits
 from gptscale.foresight.fit.subject import subject_of
-from gptscale.foresight.fit.trials import Trials
+from gptscale.foresight.fit.trials import FitRow, Trials
 from gptscale.foresight.fit.write import Choice, program
 from gptscale.foresight.plan.question import gpu_cluster
 from gptscale.launchers.cli import main
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "fit"
 OWN = Path(__file__).with_name("own_model.py")
 SPLITS = splits(8, 8) | {"hsdp": splits(16, 8)["hsdp"]} | splits(1, 1)
-MIXED = ["--batch", "mixed_batch", "--loss", "mixed_loss"]
 LOGITS = ["own_model.py:Logits", "--batch", "own_model.py:logits_batch", "--loss"]
 NAMES = [name for name in SPLITS if name != "single"]
 # Lines of a program beside the model: four are the plan of this one.
 MOST_LINES = {"pipeline 2 x tensor": 252, "pipeline": 238, "tensor 2": 153, "tensor 4": 153, "": 150}
 # All that these programs import, for the warm parent of their ranks.
 LIBRARIES = ("accelerate", "deepspeed", "torch.distributed.fsdp", "torch.distributed.pipelining", "transformers")
-BY_TORCHRUN = ("ddp", "zero1", "pipeline 2 x fsdp")
-STAGED = [name for name in NAMES if SPLITS[name].stages > 1]
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +59,12 @@ def written(folder, subject, name, recompute=False):
     return file
 
 
-def without(file):
-    """Return the environment in which importing gptscale raises."""
-    return {"PYTHONPATH": str(file.parent / "without")}
-
-
 def run(file, ranks, *words):
     """Run a program of one rank as a user does, or ranks forked from a process that has imported their libraries."""
     words, environ = [str(file), "--steps", "4", "--warmup", "2", *words], os.environ | {"OMP_NUM_THREADS": "1"}
     if ranks == 1:
-        environ |= without(file)
+        # There importing gptscale raises.
+        environ |= {"PYTHONPATH": str(file.parent / "without")}
         command, options = [sys.executable, *words], {"capture_output": True, "text": True, "cwd": file.parent}
         done = subprocess.run(command, timeout=300, env=environ, **options)
     else:
@@ -110,8 +104,8 @@ def test_stages_cut_a_chain_of_blocks_and_nothing_else(folder, exact):
 
 def test_a_batch_by_its_number_a_loss_and_tied_weights(folder):
     file = f"{folder}/own_model.py"
-    found = subject_of(f"{file}:tied", f"{file}:logits_batch", f"{file}:loss", None, folder)
-    assert found.definitions == "from own_model import logits_batch as batch, loss, tied as build"
+    found = subject_of(f"{file}:exact", f"{file}:logits_batch", f"{file}:loss", None, folder)
+    assert found.definitions == "from own_model import exact as build, logits_batch as batch, loss"
     assert found.loss_words == "loss(outputs, inputs)"
     assert run(written(folder, found, "single"), 1) != []
 
@@ -120,11 +114,8 @@ def test_a_loss_in_a_tuple_and_targets_that_are_the_loss_s_alone(folder):
     file, batch = f"{folder}/own_model.py", f"{folder}/own_model.py:pair_batch"
     both = subject_of(f"{file}:Both", batch, "", None, folder)
     pair = subject_of(f"{file}:Logits", batch, f"{file}:pair_loss", None, folder)
-    assert [(each.kind, each.loss_words) for each in (both, pair)] == [
-        ("list", "outputs[-1]"),
-        ("list", "loss(outputs, inputs)"),
-    ]
-    assert (both.call_words, pair.call_words) == ("*inputs", "*inputs[:-1]")
+    assert (both.kind, both.call_words, both.loss_words) == ("list", "*inputs", "outputs[-1]")
+    assert (pair.kind, pair.call_words, pair.loss_words) == ("list", "*inputs[:-1]", "loss(outputs, inputs)")
     assert run(written(folder, both, "single"), 1) == run(written(folder, pair, "single"), 1)
 
 
@@ -157,7 +148,7 @@ def test_a_program_is_clean_and_is_the_recipe(folder, subject, name, recompute):
 @pytest.mark.world
 @pytest.mark.parametrize("name", [*NAMES])
 def test_a_program_computes_what_one_process_computes_and_resumes_to_the_bit(folder, subject, exact, alone, name):
-    ranks, is_staged = SPLITS[name].least, name in STAGED
+    ranks, is_staged = SPLITS[name].least, SPLITS[name].stages > 1
     subject = exact if is_staged else subject
     # One of them computes its blocks again, which changes no bit.
     file = written(folder, subject, name, recompute=name == "ddp")
@@ -169,7 +160,7 @@ def test_a_program_computes_what_one_process_computes_and_resumes_to_the_bit(fol
     shutil.rmtree(saved / "4")
     assert losses(run(file, ranks, "--save", str(saved), "--save-every", "2")) == together[2:]
     # Started by torchrun, which one rank alone calls, or already as ranks.
-    printed = run(file, 1 if name in BY_TORCHRUN else ranks, "--check")
+    printed = run(file, 1 if name in ("ddp", "zero1", "pipeline 2 x fsdp") else ranks, "--check")
     assert printed.count(": right, gradients deviate by at most ") == ranks
 
 
@@ -179,10 +170,8 @@ def test_a_checkpoint_moves_to_another_world(folder, exact, name, worlds):
     file, saved = written(folder, exact, name), str(folder / f"moves-{name}")
     together = losses(run(file, worlds[0], "--save", saved, "--save-every", "2"))
     shutil.rmtree(f"{saved}/4")
-    moved = losses(run(file, worlds[1], "--save", saved))
-    assert [float(loss) for _, loss, _ in moved] == pytest.approx(
-        [float(loss) for _, loss, _ in together[2:]], rel=1e-5
-    )
+    moved = [float(loss) for _, loss, _ in losses(run(file, worlds[1], "--save", saved))]
+    assert moved == pytest.approx([float(loss) for _, loss, _ in together[2:]], rel=1e-5)
 
 
 @pytest.mark.world
@@ -191,7 +180,7 @@ def test_a_checkpoint_moves_to_another_world(folder, exact, name, worlds):
     [
         ("single", 1, ["build"]),
         ("ddp", 2, ["build"]),
-        ("fsdp", 2, ["Mixed", *MIXED]),
+        ("fsdp", 2, ["Mixed", "--batch", "mixed_batch", "--loss", "mixed_loss"]),
         # Its loss is of bf16, as its weights are.
         ("pipeline 2 x fsdp", 4, ["exact"]),
     ],
@@ -199,7 +188,7 @@ def test_a_checkpoint_moves_to_another_world(folder, exact, name, worlds):
 def test_the_command_writes_what_it_recommends(folder, monkeypatch, capsys, split, gpus, names):
     monkeypatch.chdir(folder)
     model, *others = (f"{'own_model.py:' * (name[:2] != '--')}{name}" for name in names)
-    file = f"best_{split.replace(' ', '_')}.py"
+    file = f"best_{split.replace(' ', '_')}_{names[0]}.py"
     words = ["fit", model, *others, "--gpus", str(gpus), "--splits", split, "--write", file]
     assert main(words) == 0
     printed = capsys.readouterr().out
@@ -207,6 +196,19 @@ def test_the_command_writes_what_it_recommends(folder, monkeypatch, capsys, spli
     assert len(losses(run(folder / file, gpus, "--global-batch-size", "8", "--micro-batch-size", "2"))) == 4
     assert main(words) == 2
     assert f"{file} is there already" in capsys.readouterr().err
+
+
+@pytest.mark.world
+def test_a_planted_bug_is_wrong_in_fp64_too(folder, monkeypatch, capsys):
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    resting = subject_of(f"{folder}/own_model.py:Resting", "", "", None, folder)
+    trials = Trials(resting, gpu_cluster("h100-80", 1, 2, None), folder, print)
+    trials.reference = Future()
+    trials.reference.set_result(trials.record(SPLITS["single"], 1, "reference"))
+    wrong = replace(SPLITS["ddp"], own=SPLITS["ddp"].own | {"backward": "(1.001 * loss / count).backward()"})
+    row = trials.proved(FitRow("ddp", wrong, Choice(2, 1, 8, 2, "fp32", False), 0), 2)
+    assert (row.proved, row.why) == ((), "WRONG on 2 ranks: before clipping table.weight, scaled")
+    assert "proof on 2 ranks in fp64" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -218,7 +220,7 @@ def test_simulate_of_a_program_says_the_peak_of_the_table(folder, monkeypatch, n
     # The table simulates two micro-batches of the four.
     choice = Choice(8, 1, 64, 2, "bf16", False)
     monkeypatch.setenv("PYTHONPATH", str(folder))
-    said = trials.simulated(trials.row(name, SPLITS[name], choice)).found.memory
+    said = trials.simulated(FitRow(name, SPLITS[name], choice, 0)).found.memory
     (folder / "whole.py").write_text(program(broad, SPLITS[name], choice, "whole.py"))
     command = [sys.executable, "whole.py", "--steps", "3"]
     assert main(["simulate", "--world", "8", "--json", "whole.json", "--", *command]) == 0
@@ -335,7 +337,7 @@ def test_a_model_of_stages_is_proved_with_few_batch_norms(tmp_path):
     ],
 )
 def test_the_examples_are_as_fit_writes_them_today(tmp_path, file, model, name):
-    text = (EXAMPLES / file).read_text()
+    text = (Path(__file__).parents[3] / "examples" / "fit" / file).read_text()
     its = ast.literal_eval(re.search(r"defaults = (.*)", text)[1])
     choice = Choice(8, 1, its["global_batch_size"], its["micro_batch_size"], "bf16", "partial(checkpoint" in text)
     assert program(subject_of(model, "", "", None, tmp_path), SPLITS[name], choice, file) == text

@@ -10,8 +10,7 @@ import pytest
 from mocked import mock_variables
 
 TESTS = Path(__file__).parents[2]
-MARK = "mark." + "gpu"
-FILES = sorted(path for path in TESTS.rglob("test_*.py") if MARK in path.read_text())
+FILES = sorted(path for path in TESTS.rglob("test_*.py") if "mark." + "gpu" in path.read_text())
 # A run does not start under the mock. test_recipes.py does what its ranks do.
 REFUSED = {"test_gpu.py"}
 # These files run only the cases whose names hold the word. The others compile the same code once more, a minute each.

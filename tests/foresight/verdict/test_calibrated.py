@@ -47,10 +47,6 @@ def calibrated(folder, traces, **spread):
     return expected
 
 
-def processors(share):
-    return [share] * 2
-
-
 def test_products_of_a_forward_are_those_of_all_layers():
     gpt = run_of("--n-layer", "3").gpt
     macs = sum(n * o.shape[0] * o.shape[1] * o.shape[2] for o, n in products_of(gpt, 64, 1))
@@ -69,9 +65,9 @@ def test_products_that_take_longer_than_calibrated(tmp_path):
     n = 3 * (4 * run.gpt.n_layer + 1) * run.batch.grad_accum_steps
     assert expected.products_s == pytest.approx(1e-4 * n)
     # The made-up traces count 0.7 of a backward of 0.1 s as products.
-    assert expected.times_slower(traces, processors(1.0)) == pytest.approx(0.07 / expected.products_s)
-    assert expected.times_slower(traces, processors(0.01)) == 1.0
-    assert CalibratedRun().times_slower(traces, processors(1.0)) == 1.0
+    assert expected.times_slower(traces, [1.0] * 2) == pytest.approx(0.07 / expected.products_s)
+    assert expected.times_slower(traces, [0.01] * 2) == 1.0
+    assert CalibratedRun().times_slower(traces, [1.0] * 2) == 1.0
 
 
 def test_a_calibration_with_a_wide_spread_expects_nothing_of_products(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from made_traces import HEALTHY, Part, trace
 
-from gptscale.common.measure.step_trace import TRANSFER, host_share
+from gptscale.common.measure.step_trace import COMPUTING, TRANSFER, host_share
 from gptscale.foresight.verdict.replay import Replay, find_waits
 from gptscale.foresight.verdict.shares import (
     host_shares,
@@ -123,8 +123,7 @@ def test_micro_batches_in_one_leave_what_does_not_shrink_once():
 
 
 def test_a_rank_with_half_a_processor_is_played_with_one():
-    busy = [reduced(0.05, 0.06), reduced(0.1, 0.01)]
-    traces = [trace(0, busy[0]), trace(1, busy[1], processor=0.5)]
+    traces = [trace(0, LATE[0]), trace(1, LATE[1], processor=0.5)]
     replay = Replay(traces, threads=True)
     assert [replay.processor_share(rank) for rank in BOTH] == pytest.approx([1.0, 0.5])
     # Its transfers are done by threads too.
@@ -167,6 +166,4 @@ def test_a_disturbed_profiled_step_tells_only_its_count_of_operations():
     disturbed = trace(0, HEALTHY)
     disturbed.profiled = [mark._replace(processor_s=0.5 * mark.processor_s) for mark in disturbed.segments]
     disturbed.n_operations, disturbed.operation_s = 950, 1e-5
-    assert host_shares([disturbed], threads=True) == pytest.approx(
-        dict.fromkeys(("forward", "backward", "optimizer"), 0.1)
-    )
+    assert host_shares([disturbed], threads=True) == pytest.approx(dict.fromkeys(COMPUTING, 0.1))

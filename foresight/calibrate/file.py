@@ -143,8 +143,8 @@ def _machine(entry: Any) -> MeasuredMachine:
         TimedOperation(
             Operation(str(o["kind"]), tuple(int(n) for n in o["shape"])),
             str(o["precision"]),
-            _number(o["seconds"], math.ulp(0.0)),
-            _number(o["spread"], 0.0),
+            _positive(o["seconds"]),
+            _not_negative(o["spread"]),
             int(o["repeats"]),
             str(o["date"]),
         )
@@ -156,10 +156,16 @@ def _machine(entry: Any) -> MeasuredMachine:
 _MACHINE: dict[str, Any] = {"device": str, "torch": str, "threads": int, "world": int}
 
 
-def _number(value: Any, least: float) -> float:
-    if not least <= float(value) < math.inf:
-        raise ValueError(f"{value} seconds, or spread")
-    return float(value)
+def _positive(seconds: Any) -> float:
+    if not 0 < float(seconds) < math.inf:
+        raise ValueError(f"{seconds} seconds")
+    return float(seconds)
+
+
+def _not_negative(spread: Any) -> float:
+    if not 0 <= float(spread) < math.inf:
+        raise ValueError(f"a spread of {spread}")
+    return float(spread)
 
 
 def _text(machines: Iterable[MeasuredMachine]) -> str:

@@ -169,8 +169,12 @@ def _message(n_bytes: int, world_size: int, stride: int, device: torch.device) -
 
 
 def _there_and_back(tensor: Tensor, is_first: bool, other: int) -> None:
-    for sends in (is_first, not is_first):
-        (dist.send if sends else dist.recv)(tensor, other)
+    if is_first:
+        dist.send(tensor, other)
+        dist.recv(tensor, other)
+    else:
+        dist.recv(tensor, other)
+        dist.send(tensor, other)
 
 
 if __name__ == "__main__":

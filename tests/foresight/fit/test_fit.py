@@ -199,16 +199,17 @@ def test_the_command_writes_what_it_recommends(folder, monkeypatch, capsys, spli
 
 
 @pytest.mark.world
-def test_a_planted_bug_is_wrong_in_fp64_too(folder, monkeypatch, capsys):
+def test_in_fp64_rounding_is_right_and_a_planted_bug_is_not(folder, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(folder))
-    resting = subject_of(f"{folder}/own_model.py:Resting", "", "", None, folder)
-    trials = Trials(resting, gpu_cluster("h100-80", 1, 2, None), folder, print)
+    towers = subject_of(f"{folder}/own_model.py:Towers", f"{folder}/own_model.py:towers_batch", "", None, folder)
+    trials = Trials(towers, gpu_cluster("h100-80", 1, 2, None), folder, print)
     trials.reference = Future()
     trials.reference.set_result(trials.record(SPLITS["single"], 1, "reference"))
-    wrong = replace(SPLITS["ddp"], own=SPLITS["ddp"].own | {"backward": "(1.001 * loss / count).backward()"})
-    row = trials.proved(FitRow("ddp", wrong, Choice(2, 1, 8, 2, "fp32", False), 0), 2)
-    assert (row.proved, row.why) == ((), "WRONG on 2 ranks: before clipping table.weight, scaled")
-    assert "proof on 2 ranks in fp64" in capsys.readouterr().out
+    choice, own = Choice(2, 1, 8, 2, "fp32", False), SPLITS["ddp"].own
+    wrong = replace(SPLITS["ddp"], own=own | {"backward": "(1.001 * loss / count).backward()"})
+    right, planted = (trials.proved(FitRow("ddp", split, choice, 0), 2) for split in (SPLITS["ddp"], wrong))
+    assert (right.proved, right.in_double, right.why, right.worst < 1e-9) == ((2,), True, "", True)
+    assert (planted.proved, planted.why[:17]) == ((), "WRONG on 2 ranks:")
 
 
 @pytest.mark.slow

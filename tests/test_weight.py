@@ -16,9 +16,9 @@ CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
     "core": (CORE, 24_955),
-    "foresight": (("foresight",), 11_674),
+    "foresight": (("foresight",), 11_676),
     "lenet": (("lenet",), 6_441),
-    "the package": ((*CORE, *LABS), 43_070),
+    "the package": ((*CORE, *LABS), 43_072),
     "the tests": (("tests",), 26_976),
 }
 GPT2 = ("common/settings/gpt_config.py", "common/model/gpt.py")

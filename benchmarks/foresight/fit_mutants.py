@@ -18,23 +18,20 @@ from typing import Annotated
 
 import tyro
 
-from benchmarks.foresight.prove import Forks
+from benchmarks.foresight.prove import SERVER, Forks
 from gptscale.common.settings.command_line import parse
 from gptscale.foresight.fit.splits import splits
-from gptscale.foresight.fit.subject import Subject, subject_of
+from gptscale.foresight.fit.subject import subject_of
 from gptscale.foresight.fit.trials import MICRO, ON_A_CPU, SAMPLES, STEPS, with_doubles
 from gptscale.foresight.fit.write import Choice, program
 from gptscale.foresight.prove.causes import finding
 from gptscale.foresight.prove.compare import Proof
-from gptscale.foresight.prove.program import Recording
+from gptscale.foresight.prove.program import ProveTask, Recording
 from gptscale.launchers.cli import start
 
 BACKWARD, ENGINE, GRADIENTS = "(loss / count).backward()", "model.backward(loss)", "loss = gradients(model, o, step)\n"
-NUMBER, DECAYS, TRAINED = (
-    "65_537 + number)",
-    '"weight_decay": 0.0}',
-    "[p for p in model.parameters() if p.requires_grad]",
-)
+NUMBER, DECAYS = "65_537 + number)", '"weight_decay": 0.0}'
+TRAINED = "[p for p in model.parameters() if p.requires_grad]"
 HAVE = "have = [p for p in model.parameters() if p.grad is not None]\n"
 SHARD_NORM = """\
 grads = [getattr(p.grad, "_local_tensor", p.grad) for p in model.parameters() if p.grad is not None]
@@ -156,19 +153,39 @@ class FitMutantOptions:
     """Programs as they are written, in both precisions."""
 
 
-class Programs(Forks):
-    """Forked ranks of any program."""
+class Trial:
+    """Programs of a model on forked ranks, each against one process in the same precision."""
 
-    def run(self, name: str, text: str, ranks: int, reference: Recording | None, folder: Path) -> Recording:
+    def __init__(self, model: str, folder: Path) -> None:
+        subject = subject_of(model, "", "", None, folder)
+        chain = subject.chain and {**subject.chain, "hidden": subject.chain["small"]}
+        self.subject = replace(subject, imports=(), definitions=subject.small, chain=chain)
+        self.file, of_model = folder / "train.py", Path(model.partition(":")[0]).resolve().parent
+        command = [sys.executable, str(SERVER), str(self.file), str(of_model)]
+        self.forks = Forks(folder / "notes", ProveTask(command, STEPS, 10**5, own_data=True, environ=ON_A_CPU))
+        single = self.program("single")
+        self.references = {d: self.noted(f"reference-{d}", single, 1, d, None) for d in (False, True)}
+
+    def program(self, split: str) -> str:
+        """Return the program of a split, as a proof has it."""
+        found = (splits(8, 8) | splits(1, 1))[split]
+        return program(self.subject, found, Choice(found.least, 1, SAMPLES, MICRO, "fp32", False), "train.py")
+
+    def noted(self, name: str, text: str, ranks: int, in_double: bool, reference: str | None) -> Recording:
         """Return what a program noted. Raises RuntimeError if it did not make its steps."""
-        (folder / "train.py").write_text(text)
-        return self.record(name, reference.folder.name if reference else None, ranks, "--warmup 1")
+        self.file.write_text(with_doubles(text) if in_double else text)
+        return self.forks.record(name.replace(" ", "-").replace("'", ""), reference, ranks, "--warmup 1")
 
-
-def proof_text(subject: Subject, name: str) -> tuple[str, int]:
-    """Return the program of a split, as a proof has it, and its ranks."""
-    split = {**splits(8, 8), **splits(1, 1)}[name]
-    return program(subject, split, Choice(split.least, 1, SAMPLES, MICRO, "fp32", False), "train.py"), split.least
+    def found(self, name: str, text: str, ranks: int, in_double: bool) -> tuple[bool, str]:
+        """Return whether a program differs from one process, and how, with its worst deviation."""
+        reference = self.references[in_double]
+        noted = self.noted(f"{name} {in_double}", text, ranks, in_double, reference.folder.name)
+        proof = Proof(reference, noted, STEPS, None)
+        worst = max(value for kind, value in proof.worst.items() if kind not in ("loss", "update"))
+        for first in proof.differences:
+            cause = finding(proof, first)[0]
+            return True, f"{first.kind} {first.name} at step {first.step}, {cause} ({worst:.0e})"
+        return False, f"right ({worst:.0e})"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -176,58 +193,32 @@ def main(argv: Sequence[str]) -> int:
     options = parse(FitMutantOptions, argv, prog="python -m benchmarks.foresight.fit_mutants")
     counts = Counter[str]()
     with tempfile.TemporaryDirectory(prefix="gptscale-fit-mutants-") as temporary:
-        folder = Path(temporary)
-        subject = subject_of(options.model, "", "", None, folder)
-        chain = subject.chain and {**subject.chain, "hidden": subject.chain["small"]}
-        subject = replace(subject, imports=(), definitions=subject.small, chain=chain)
-        forks = Programs(
-            folder / "notes", folder / "train.py", ON_A_CPU, str(Path(options.model.partition(":")[0]).parent.resolve())
-        )
-        single, references = proof_text(subject, "single")[0], dict[bool, Recording]()
-        needs = {"blocks": subject.block, "plan": subject.plan, "chain": subject.chain}
-        for split, bugs in BUGS.items():
-            if split not in (options.only or split).split(",") or not all(
-                needs[need] for need in splits(8, 8)[split].needs
-            ):
+        trial = Trial(options.model, Path(temporary))
+        has = {"blocks": trial.subject.block, "plan": trial.subject.plan, "chain": trial.subject.chain}
+        for split in options.only.split(",") if options.only else BUGS:
+            found = splits(8, 8)[split]
+            if not all(has[need] for need in found.needs):
                 continue
-            text, ranks = proof_text(subject, split)
-            for bug, change in {"": ("", "")}.items() if options.healthy else bugs.items():
-                if change[0] not in text or not any(word in bug for word in options.bugs.split(",")):
+            text = trial.program(split)
+            for bug, (old, new) in {"as it is written": ("", "")}.items() if options.healthy else BUGS[split].items():
+                if old not in text or not any(word in bug for word in options.bugs.split(",")):
                     continue
-                mutant, said, word = text.replace(*change) if bug else text, list[str](), ""
-                for number in (False, True):
-                    name = f"{split} {bug} {number}".replace(" ", "-").replace("'", "")
+                mutant, said, seen = text.replace(old, new) if old else text, list[str](), list[str]()
+                for in_double, precision in ((False, "fp32"), (True, "fp64")):
                     try:
-                        if number not in references:
-                            references[number] = forks.run(
-                                f"reference-{number}", with_doubles(single) if number else single, 1, None, folder
-                            )
-                        noted = forks.run(
-                            name, with_doubles(mutant) if number else mutant, ranks, references[number], folder
-                        )
+                        differs, how = trial.found(f"{split} {bug}", mutant, found.least, in_double)
                     except RuntimeError as error:
-                        word = "failed"
-                        said.append(str(error)[:200])
+                        differs, how = None, str(error)[:200]
+                    seen.append(f"{'failed' if differs is None else 'found' if differs else 'right'} in {precision}")
+                    said.append(how)
+                    if not differs and not options.healthy:
                         break
-                    proof = Proof(references[number], noted, STEPS, None)
-                    first = next(iter(proof.differences), None)
-                    worst = max(value for kind, value in proof.worst.items() if kind not in ("loss", "update"))
-                    what = (
-                        f"{first.kind} {first.name} at step {first.step}, {finding(proof, first)[0]}"
-                        if first
-                        else "right"
-                    )
-                    said.append(f"{what} ({worst:.0e})")
-                    word += f"{'found' if first else 'right'} in {'fp64' if number else 'fp32'} "
-                    if not first and bug:
-                        break
-                counts[word.strip()] += 1
-                print(f"{word:29} {split}: {bug or 'as it is written'}: {'; '.join(said)}", flush=True)
-        forks.process.kill()
+                counts[" ".join(seen)] += 1
+                print(f"{' '.join(seen):29} {split}: {bug}: {'; '.join(said)}", flush=True)
+        trial.forks.process.kill()
     print(dict(counts))
-    return int(
-        "found in fp32 right in fp64" in counts if not options.healthy else "right in fp64" not in " ".join(counts)
-    )
+    bad = "found in fp64" if options.healthy else "found in fp32 right in fp64"
+    return int(not counts or any(bad in seen or "failed" in seen for seen in counts))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,12 +87,10 @@ VARIANTS = (
 class Forks:
     """A server (prove_ranks.py) that forks the ranks of the program."""
 
-    def __init__(
-        self, folder: Path, file: Path = PROGRAM, environ: Mapping[str, str] | None = None, path: str = ""
-    ) -> None:
-        self.folder, own_data = folder, file is not PROGRAM
-        self.task = program.ProveTask([sys.executable, str(SERVER), str(file), path], STEPS, 10**5, own_data)
-        environ = {**program.environment(self.task, folder), **(environ or {})}
+    def __init__(self, folder: Path, task: program.ProveTask | None = None) -> None:
+        command = [sys.executable, str(SERVER), str(PROGRAM)]
+        self.folder, self.task = folder, task or program.ProveTask(command, STEPS, 10**5)
+        environ = program.environment(self.task, folder)
         self.process = subprocess.Popen(
             self.task.command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stderr, text=True
         )

@@ -8,9 +8,11 @@ the line that refused it. A model is its architecture's own config, narrowed to 
 
 from __future__ import annotations
 
-import argparse
 import csv
+import sys
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,9 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 
 from gptscale.common.process.program import Program
 from gptscale.common.process.task import reason, run_captured
+from gptscale.common.settings.checks import parse_names
+from gptscale.common.settings.command_line import parse
+from gptscale.launchers.cli import start
 from gptscale.launchers.run.preflight import why_not_here
 from gptscale.recipes import RECIPES, WORKER_IMPORTS
 
@@ -37,6 +42,9 @@ SIZES |= {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "t
 SIZES |= {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
 SIZES |= {"kv_channels": 16, "state_size": 16, "num_heads": 8, "n_groups": 1, "time_step_rank": 4, "dff": 128}
 OWN_SIZES: dict[str, dict[str, Any]] = {"gpt_neo": {"attention_types": [[["global", "local"], 1]]}}
+# Their keys are as many as their queries. Cohere's own scale makes gradients so small that nothing would be clipped.
+OWN_SIZES |= dict.fromkeys(("deepseek_v2", "deepseek_v3"), {"num_key_value_heads": 4})
+OWN_SIZES |= dict.fromkeys(("cohere", "cohere2"), {"logit_scale": 1.0})
 NO_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 # `handout` has a model of its own.
 SPLIT_THE_BATCH = [n for n, r in RECIPES.items() if r.axes == ("dp",) and n != "handout" and not why_not_here(n)]
@@ -66,32 +74,51 @@ def rows_of(folder: Path, recipes: list[str], nproc: int) -> list[dict[str, obje
             found = pd.read_csv(Path(out, "parity.csv")).to_dict("records")
             return [{k: row[k] for k in COLUMNS if k in row} for row in found]
     if len(recipes) == 1:
-        return [{"recipe": recipes[0], "nproc": nproc, "refused": reason(ended.stderr)[:200]}]
+        # The first line is a rank's, and the last parity's.
+        said = next(
+            (line for line in ended.stderr.splitlines() if line.startswith("gptscale: error:")), reason(ended.stderr)
+        )
+        return [{"recipe": recipes[0], "nproc": nproc, "refused": said[:200]}]
     return [row for recipe in recipes for row in rows_of(folder, [recipe], nproc)]
 
 
 COLUMNS = ("model", "recipe", "nproc", "loss", "grad_norm", "weights", "passed", "refused")
 
 
-def main() -> None:
-    """Try all pairs, and write each row when it is known."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--recipes", default=",".join(SPLIT_THE_BATCH))
-    parser.add_argument("--nproc", type=int, default=2)
-    parser.add_argument("--csv", type=Path, required=True)
-    options = parser.parse_args()
+@dataclass(frozen=True)
+class AtlasOptions:
+    """Which models, by which recipes, on how many ranks."""
+
+    csv: Path
+    """The file for the rows."""
+    models: str = ",".join(MODELS)
+    """Architectures with commas between."""
+    recipes: str = ",".join(SPLIT_THE_BATCH)
+    """Names with commas between."""
+    nproc: int = 2
+    """Ranks of each run."""
+
+    def __post_init__(self) -> None:
+        parse_names(self.models, MODELS, "architecture", "--models")
+        parse_names(self.recipes, SPLIT_THE_BATCH, "recipe", "--recipes")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Try all pairs, write the rows of a model when they are known, and return 1 if one is not right."""
+    options, all_right = parse(AtlasOptions, argv, prog="python -m benchmarks.model.atlas"), True
     with options.csv.open("w", newline="") as file, tempfile.TemporaryDirectory() as folder:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         for name in options.models.split(","):
             small(name).save_pretrained(folder)
             for row in rows_of(Path(folder), options.recipes.split(","), options.nproc):
+                all_right &= row.get("passed") is True
                 row = {"model": name} | {k: f"{v:.1e}" if isinstance(v, float) else v for k, v in row.items()}
                 writer.writerow(row)
                 print(*row.values(), flush=True)
             file.flush()
+    return 0 if all_right else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(start(main))

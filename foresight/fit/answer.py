@@ -34,7 +34,9 @@ def show(subject: Subject, cluster: Cluster, options: FitOptions, rows: Sequence
         for line in reasons(good, cluster, options.precision):
             print(line)
         if not subject.is_bf16 and options.precision == "bf16":
-            print("note     the model does not run with weights of bf16: fp32 weights, and autocast casts products")
+            print(
+                "note     the model does not run with weights of bf16: they stay in fp32, and autocast casts products"
+            )
     else:
         print(title)
         print(nearest(rows))

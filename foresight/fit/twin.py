@@ -57,7 +57,7 @@ class InDouble(Smooth):
         return super().__enter__()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return what a function returns that is asked for doubles where it was asked for floats."""
+        """Call a function with fp64 wherever it is asked for fp32, and return what it returns."""
         function = torch.Tensor.double if getattr(function, "__name__", "") == "float" else function
         args = [torch.float64 if each is torch.float32 else each for each in args]
         options = {name: torch.float64 if each is torch.float32 else each for name, each in (kwargs or {}).items()}

@@ -36,7 +36,7 @@ FP32 = (1e-5, 1e-5)
 # and 9.3e-4, norms 1.2e-2 and 2.5e-2 (docs/measurements/LOG.md). These limits are about twice that.
 BF16_AUTOCAST = (3e-4, 2.5e-2)
 BF16_CAST = (2e-3, 5e-2)
-# A share of the model's largest weight, which every tensor of a trained model exceeds.
+# A tensor smaller than this share of the model's largest weight holds only rounding.
 ROUNDING = 1e-6
 
 
@@ -214,7 +214,7 @@ def weight_deviation(reference: Path, run: Path) -> float:
         if name.startswith("model/"):
             weight, reference_weight = saved.read(name), expected.read(name)
             found.append((float((weight - reference_weight).abs().max()), float(reference_weight.abs().max())))
-    # A bias of keys alone, whose gradient is truly zero, consists of rounding.
+    # The gradient of a bias that only keys have is truly zero, and the bias is what rounding made of it.
     least = ROUNDING * max(largest for _, largest in found)
     return max(difference / max(largest, least) for difference, largest in found)
 

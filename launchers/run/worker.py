@@ -97,7 +97,7 @@ def train_and_record(
             record.afterwards()
             return status
         except BaseException as error:
-            # torch raises from this signal when a data worker has died. That may be the error in hand, told by its connection.
+            # torch's handler of this signal raises if a data worker has died. That error may be known already.
             signals.callback(signal.signal, signal.SIGCHLD, signal.signal(signal.SIGCHLD, signal.SIG_DFL))
             if record is not None and record.ended is not None and isinstance(as_known(error), PeerError):
                 stack.pop_all()

@@ -37,7 +37,7 @@ HELD_OUT_EVERY = 4
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """Images as uint8 (n, channels, side, side) and their labels as int64 (n,), on the CPU as they are read."""
+    """Images (n, channels, side, side), which are read as uint8 on the CPU, and their labels as int64 (n,)."""
 
     images: Tensor
     labels: Tensor

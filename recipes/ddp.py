@@ -42,14 +42,16 @@ def shard(model: nn.Module, bucket_cap_mb: float = 25.0, static_graph: bool = Fa
     """Return a replica of `model` whose backward averages gradients over the default process group."""
     from torch.nn.parallel import DistributedDataParallel
 
-    return DistributedDataParallel(
+    replica = DistributedDataParallel(
         model,
         bucket_cap_mb=bucket_cap_mb,
-        # The GPT has no buffers; the vision models average their batch norms' statistics before they are used.
-        broadcast_buffers=False,
+        # Gradients lie in the buckets themselves, not in a second copy.
         gradient_as_bucket_view=True,
         static_graph=static_graph,
     )
+    # The GPT has no buffers, and vision models average theirs before use. As an argument torch 2.15 deprecates it.
+    replica.broadcast_buffers = False
+    return replica
 
 
 def build(run: Run, config: DDPConfig) -> TorchEngine:

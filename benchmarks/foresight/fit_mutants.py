@@ -73,10 +73,10 @@ LOOP = {
     "the same samples on all ranks": ("micro * WORLD + RANK", "micro * WORLD"),
 }
 IGNORED = (
-    "return DistributedDataParallel(",
+    "replica = DistributedDataParallel(",
     "names = [(name, f'.{name}') for name, _ in model.named_parameters()]\n"
     "    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names[AT])\n"
-    "    return DistributedDataParallel(",
+    "    replica = DistributedDataParallel(",
 )
 SYNC = "require_backward_grad_sync = micro == count - 1"
 BUGS = {

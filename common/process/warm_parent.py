@@ -33,8 +33,7 @@ READ_WHEN_LOADED = tuple(
     "PYTHON LD_ GLIBC_ MALLOC_ OMP_ GOMP_ KMP_ MKL_ OPENBLAS_ ONEDNN_ DNNL_ ATEN_ TORCH PYTORCH TRITON CUDA NVIDIA NCCL "
     "DS_ HF_".split()
 )
-# Variables with such a name that do not matter: they are read later, or the child tells torch, or libraries set them for
-# themselves when they are loaded.
+# Variables with such a name that do not matter: they are read later, or the child tells torch, or libraries set them.
 READ_LATER = ("OMP_NUM_THREADS", "TORCHELASTIC_", "PYTHONSAFEPATH")
 SET_WHEN_LOADED = tuple(
     "TORCHINDUCTOR_CACHE_DIR PYTORCH_NVML_BASED_CUDA_CHECK KMP_INIT_AT_FORK KMP_DUPLICATE_LIB_OK".split()

@@ -10,7 +10,7 @@ import logging
 import signal
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning
 from pytorch_lightning.plugins.environments import TorchElasticEnvironment
@@ -42,8 +42,7 @@ def train_by_trainer(
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     trainer = pytorch_lightning.Trainer(
         **local_machine(plan.world),
-        # This is as in recipes/ddp.py.
-        strategy=DDPStrategy(broadcast_buffers=False),
+        strategy=DDPStrategy(),
         plugins=[TorchElasticEnvironment()],
         max_epochs=plan.config.epochs - start // plan.batch_order.steps_per_epoch,
         max_steps=steps - start,
@@ -105,9 +104,10 @@ class VisionModule(pytorch_lightning.LightningModule):
         return EpochBatches(self.data, self.recorder, self.step)
 
     def on_train_start(self) -> None:
-        """Take signals as our loop does, which saves within an epoch. Lightning would end the run without."""
+        """Take signals as our loop does, which saves within an epoch, and leave buffers alone as recipes/ddp.py does."""
         for number, handler in self.signals.items():
             signal.signal(number, handler)
+        cast(Any, self.trainer.strategy.model).broadcast_buffers = False
 
     def on_train_epoch_start(self) -> None:
         self.recorder.begin_epoch()

@@ -19,15 +19,15 @@ HERE_TOO = [name for name, recipe in RECIPES.items() if name not in ELSEWHERE an
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize(("nproc", "n_steps", "n_layer"), [(2, 20, 4), (4, 6, 2)])
-def test_parity_with_one_process(nproc, n_steps, n_layer, tmp_path):
+@pytest.mark.parametrize(("nproc", "optimizers", "n_steps", "n_layer"), [(2, "adamw", 20, 4), (4, "adamw,sgd", 6, 2)])
+def test_parity_with_one_process(nproc, optimizers, n_steps, n_layer, tmp_path):
     """Compare losses, gradient norms and (SGD) final weights, with accumulation and clipping, to 1e-5.
 
     Two ranks show the drift over steps and layers, four the split. What takes time is the libraries' own work in each layer.
     """
     names = [name for name in HERE_TOO if not why_not_here(name)]
     words = ["--recipes", ",".join(names), "--nproc", nproc, "--steps", n_steps, "--out", tmp_path]
-    words += ["--n-layer", n_layer, "--seq-len", 32]
+    words += ["--n-layer", n_layer, "--seq-len", 32, "--optimizers", optimizers]
     ok("parity", *words, timeout=1480)
     found = rows(tmp_path / "parity.csv")
     assert {row["recipe"] for row in found} == set(names) - {"single"}
@@ -38,11 +38,11 @@ def test_parity_with_one_process(nproc, n_steps, n_layer, tmp_path):
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("model", ["llama-tiny", "qwen3-tiny"])
-def test_parity_of_another_family(model, tmp_path):
+@pytest.mark.parametrize(("model", "optimizer"), [("llama-tiny", "adamw"), ("qwen3-tiny", "sgd")])
+def test_parity_of_another_family(model, optimizer, tmp_path):
     """Compare a model of Llama's family: rotary positions and shared keys, a head of its own or tied, normed queries or not."""
     names = [name for name in (*HERE_TOO, *ELSEWHERE) if name != "handout" and not why_not_here(name)]
-    words = ["--model", model, "--steps", 4, "--seq-len", 32, "--n-layer", 4, "--out", tmp_path]
+    words = [*f"--model {model} --optimizers {optimizer} --steps 4 --seq-len 32 --n-layer 4 --out".split(), tmp_path]
     ok("parity", "--recipes", ",".join(names), *words, timeout=1480)
     assert {row["passed"] for row in rows(tmp_path / "parity.csv")} == {"True"}
 
@@ -51,7 +51,7 @@ def test_parity_of_another_family(model, tmp_path):
 @pytest.mark.parametrize(("nproc", "recipes"), [(2, "ddp,fsdp,tensor_parallel"), (3, "fsdp"), (4, "hybrid_3d")])
 def test_parity_of_muon(nproc, recipes, tmp_path):
     """Its iterations are in fp32 on a CPU. They multiply what rounding left of small singular values, at most 485 times."""
-    words = ["--optimizers", "muon", "--nproc", nproc, "--steps", 6, "--seq-len", 32, "--out", tmp_path]
+    words = ["--optimizers", "muon", "--nproc", nproc, "--steps", 4, "--n-layer", 2, "--seq-len", 32, "--out", tmp_path]
     ok("parity", "--recipes", recipes, *words, timeout=580)
     assert all(float(row[k]) <= TOLERANCE for row in rows(tmp_path / "parity.csv") for k in ("loss", "grad_norm"))
 

@@ -11,9 +11,9 @@ TOLERANCE = 1e-5
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("nproc", "adamw_steps"), [(2, 20), (4, 6)])
+@pytest.mark.parametrize(("nproc", "adamw_steps"), [(2, 20), (4, 4)])
 def test_every_way_of_splitting_computes_what_one_process_computes(nproc, adamw_steps, tmp_path):
-    """Compare 20 steps of AdamW (on four ranks 6) and 5 of SGD with one process, in every way of splitting.
+    """Compare 20 steps of AdamW (on four ranks 4) and 4 of SGD with one process, in every way of splitting.
 
     Compared are losses and norms, under SGD final weights too, with accumulation and clipping, and an evaluation. No two
     ranks of a world draw the same dropout, and each draws the same again for the same step.

@@ -17,7 +17,7 @@ from gptscale.common.process.world import World, process_group
 from gptscale.launchers.run.options import default_recipe_config, parse_run
 from gptscale.launchers.run.preflight import preflight
 
-SGD_STEPS = 5
+SGD_STEPS = 4
 LR = {"adamw": 1e-3, "sgd": 0.1}
 
 

@@ -1,6 +1,6 @@
 """Run as ranks: many ways of splitting in one world, each held against one process's losses, norms and final weights.
 
-usage: world_split.py OUT ADAMW_STEPS; writes OUT/rank<N>.json: {way: {figure: largest deviation}}
+usage: world_split.py OUT {OPTIMIZER: STEPS}; writes OUT/rank<N>.json: {way: {figure: largest deviation}}
 """
 
 import dataclasses
@@ -17,7 +17,6 @@ from gptscale.common.process.world import World, process_group
 from gptscale.launchers.run.options import default_recipe_config, parse_run
 from gptscale.launchers.run.preflight import preflight
 
-SGD_STEPS = 4
 LR = {"adamw": 1e-3, "sgd": 0.1}
 
 
@@ -80,11 +79,10 @@ def masks(recipe, words, world):
     return firsts
 
 
-def main(out, adamw_steps):
+def main(out, n_steps):
     torch.set_num_threads(1)
     world = World.from_environment("auto")
     n = world.world_size
-    n_steps = {"adamw": adamw_steps, "sgd": SGD_STEPS}
     batch = ["--global-batch-size", str(4 * n), "--data", "synthetic", "--seq-len", "32", "--out", str(out)]
     alone = dataclasses.replace(world, rank=0, world_size=1)
     found = {}
@@ -126,5 +124,5 @@ def main(out, adamw_steps):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
     end_well()

@@ -32,7 +32,7 @@ WHEELS = awk '/^[^ ]/ { wheel = !/^(deepspeed|fairscale|colossalai|contexttimer)
 
 # The newest of everything, past the bounds of setup.cfg: each call brings it up to date.
 NEWEST = $(VENV)-newest
-NEWEST_PIP = $(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check
+NEWEST_UV = $(UV) pip install --quiet --upgrade --python $(NEWEST) $(addprefix --default-index ,$(INDEX))
 
 # The folders that are the package, and those that are run from the checkout.
 ROOMS = common foresight launchers lenet ops recipes results
@@ -119,14 +119,14 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS)
 test: prepare colossalai lint types  ## everything: lint, types, all tests
 	$(PYTEST) --dist loadfile --no-loadscope-reorder --durations 30
 
-quick: venv lint types  ## lint, types, and the tests that start no world: for while you work
+quick: prepare lint types  ## lint, types, and the tests that start no world: for while you work
 	$(PYTEST) --dist worksteal -m "not world and not slow"
 
-newest:  ## the quick tests and parity with the newest torch and engines, in .venv-newest (about 7 GB)
+newest: | $(UV)  ## the quick tests and parity with the newest torch and engines, in .venv-newest (about 5 GB)
 	@test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
-	@$(NEWEST_PIP) --upgrade pip setuptools wheel ninja numpy torch
-	@$(NEWEST_PIP) --upgrade --upgrade-strategy eager --no-build-isolation $$($(PYTHON) -m tools.newest)
-	@$(NEWEST_PIP) --no-deps --no-build-isolation -e .
+	@$(NEWEST_UV) pip setuptools wheel ninja numpy torch
+	@$(NEWEST_UV) --no-build-isolation $$($(PYTHON) -m tools.newest)
+	@$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	-@$(NEWEST)/bin/gptscale prepare
 	@$(NEWEST)/bin/gptscale doctor
 	$(NEWEST)/bin/gptscale parity; parity=$$?; \

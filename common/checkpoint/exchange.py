@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gptscale.common.checkpoint.folders import temporary_name
+from gptscale.common.checkpoint.folders import check_free, temporary_name
 from gptscale.common.checkpoint.manifest import reading
 from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.checkpoint.writer import Draft, groups, write
@@ -200,9 +200,9 @@ def _write(target: Path, step: int, shape: ModelConfig, name: str, read: Any, or
                 own_name = f"model/{own}" if kind == "model" else f"adamw.{kind}/{own}"
                 yield shard_of(own_name, full)
 
-    draft = Draft(target / f"step-{step}", target / temporary_name(f"step-{step}"), {}, 0, {})
-    work = {"model": name, "optimizer": "adamw", "imported_from": origin}
-    work |= {field: getattr(shape, field) for field in SHAPE}
+    check_free(target, saves=1, keep=1, checkpoint_bytes=12 * shape.n_params, log_bytes=0)
+    draft = Draft(target / f"step-{step}", target / temporary_name(f"step-{step}"), {}, 12 * shape.n_params, {})
+    work = {"model": name, "optimizer": "adamw", "imported_from": origin, **{key: getattr(shape, key) for key in SHAPE}}
     counters = {"optimizer_steps": float(step), "loss_scale": 1.0, "loss_scale_good_steps": 0.0}
     facts = {"step": step, "counters": counters, "recipe": "import", "world_size": 1, "workload": work}
     return write(draft, shards(), facts, keep=10**9, gather=lambda value: [value])

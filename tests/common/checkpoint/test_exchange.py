@@ -1,6 +1,7 @@
 """Checkpoints for other programs and from them: every bit comes back, and what cannot be read is refused in one line."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -90,7 +91,7 @@ def test_dcp_has_the_optimizer_too_for_a_program_with_transformers_model(saved):
 
 
 @pytest.mark.parametrize("saved", ["tiny"], indirect=True)
-def test_what_cannot_be_read_is_refused_and_nothing_is_written(saved, capsys):
+def test_what_cannot_be_read_is_refused_and_nothing_is_written(saved, capsys, monkeypatch):
     folder = saved[1]
     assert main(["checkpoint", "export", str(folder), "--out", str(folder / "hf")]) == 0
     config = json.loads((folder / "hf" / "config.json").read_text())
@@ -124,12 +125,13 @@ def test_what_cannot_be_read_is_refused_and_nothing_is_written(saved, capsys):
         (["import", folder / "hf"], "has no weight transformer.wte.weight"),
         (["import", folder / "hf", "--format", "dcp"], "the metadata of a DCP folder is a pickle"),
     ):
-        assert main(["checkpoint", *map(str, words), "--out", str(folder / "new")]) == (
-            5 if "cannot be read" in message else 2
-        )
-        printed = capsys.readouterr().err
-        assert message in printed
+        status = 5 if "cannot be read" in message else 2
+        assert main(["checkpoint", *map(str, words), "--out", str(folder / "new")]) == status
+        assert message in (printed := capsys.readouterr().err)
         assert printed.count("\n") == 1
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Mock(free=10**6))
+    assert main(["checkpoint", "import", str(folder / "hf"), "--out", str(folder / "new")]) == 5
+    assert "bytes on the disk (1 checkpoints of 10,1" in capsys.readouterr().err
     assert not [*folder.glob("*new*")]
     assert main(["checkpoint", "export", str(folder), "--out", str(folder / "hf")]) == 2
     assert "is there already" in capsys.readouterr().err

@@ -185,14 +185,12 @@ def _known_shape(folder: Path) -> tuple[ModelConfig, str]:
 
 
 def _write(target: Path, step: int, shape: ModelConfig, name: str, read: Any, origin: str) -> Path:
-    theirs = in_transformers(shape.family)
-
     def shards() -> Iterator[Shard]:
         for kind in ("model", *MOMENTS):
             for weight, own, hf_name in shape.parameters():
                 full = torch.zeros(weight.shape)
                 if (value := read(kind, hf_name)) is not None:
-                    value = theirs.from_hf(value, weight, shape)
+                    value = in_transformers(shape.family).from_hf(value, weight, shape)
                     if value.shape[1:] != full.shape[1:] or len(value) > len(full):
                         what = f"{hf_name} has the shape {list(value.shape)}, expected {list(full.shape)}"
                         raise ConfigError(what, "in gptscale checkpoint", "name the model's own weights")

@@ -20,12 +20,14 @@ def read_hf_config(where: str, refuse: Refuse) -> dict[str, Any]:
     """Return the fields of a config.json or of its folder's, of a kind that transformers has."""
     import transformers
 
-    path = Path(where)
-    found = read_json(path / "config.json" if path.is_dir() else path, CONFIG_MOST, refuse)
+    file = Path(where, "config.json") if Path(where).is_dir() else Path(where)
+    found = read_json(file, CONFIG_MOST, refuse)
     if not isinstance(found, dict) or not isinstance(kind := found.get("model_type"), str):
         raise refuse("it has no model_type")
     if kind not in transformers.CONFIG_MAPPING:
         raise refuse(f"transformers {transformers.__version__} has no model_type {kind!r}"[:200])
+    # It knows the words that stand for numbers JSON has not, such as Mamba 2's infinite limit.
+    found |= transformers.PretrainedConfig._dict_from_json_file(file)
     return found
 
 

@@ -14,6 +14,7 @@ FEW_LAYERS = "num_hidden_layers n_layer num_layers num_decoder_layers encoder_la
 WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
 INNER = ("intermediate_size", "n_inner", "d_ff", "ffn_dim", "hidden_dim", "encoder_ffn_dim", "decoder_ffn_dim")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads")
+OF_A_HEAD = ("head_dim", "d_kv", "rotary_dim", "qk_rope_head_dim")
 HEAD_WIDTH, SMALL_VOCABULARY, SMALL_LENGTH = 8, 128, 32
 TEXT = '''\
 from transformers import {config}, {model}
@@ -52,9 +53,8 @@ def of_transformers(where: str, seq_len: int | None) -> tuple[str, str]:
     """Return the text of a model and batch by a config.json or its folder, and that of a small one."""
 
     def refuse(why: str) -> ConfigError:
-        return ConfigError(
-            f"{where} is no config of transformers: {why}", "in gptscale fit", "name a config.json or its folder"
-        )
+        what = f"{where} is no config of transformers: {why}"
+        return ConfigError(what, "in gptscale fit", "name a config.json or its folder")
 
     found = read_hf_config(where, refuse)
     return _texts(found, (found.get("architectures") or [None])[0], seq_len, refuse)
@@ -65,9 +65,8 @@ def of_preset(name: str, seq_len: int | None) -> tuple[str, str]:
     shape = preset(name)
     config = in_transformers(shape.family).hf_config(shape, shape.vocab_size)
     kinds = {name: kind for name, kind in config.to_dict().items() if name != "architectures"}
-    return _texts(
-        kinds, None, seq_len or shape.block_size, lambda why: ConfigError(why, "in gptscale fit", "name another model")
-    )
+    length = seq_len or shape.block_size
+    return _texts(kinds, None, length, lambda why: ConfigError(why, "in gptscale fit", "name another model"))
 
 
 def _texts(found: dict[str, Any], architecture: str | None, seq_len: int | None, refuse: Any) -> tuple[str, str]:
@@ -75,15 +74,10 @@ def _texts(found: dict[str, Any], architecture: str | None, seq_len: int | None,
     from transformers.models.auto import modeling_auto as auto
 
     kind = transformers.CONFIG_MAPPING[found["model_type"]]
-    known = (
-        auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-        auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-        auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
-    )
-    name = str(
-        architecture or next((names[found["model_type"]] for names in known if found["model_type"] in names), "")
-    )
+    works = "CAUSAL_LM SEQ_TO_SEQ_CAUSAL_LM MASKED_LM IMAGE_CLASSIFICATION".split()
+    known: list[dict[str, str]] = [getattr(auto, f"MODEL_FOR_{work}_MAPPING_NAMES") for work in works]
+    names = [models[found["model_type"]] for models in known if found["model_type"] in models]
+    name = str(architecture or next(iter(names), ""))
     model = getattr(transformers, name or "-", None)
     if model is None:
         raise refuse(f"transformers {transformers.__version__} has no class {name!r} for it"[:200])
@@ -97,7 +91,8 @@ def _texts(found: dict[str, Any], architecture: str | None, seq_len: int | None,
     except (AttributeError, KeyError):
         raise refuse(f"the inputs of {name} are unknown; build it in a file of yours, and name FILE.py:build") from None
     except Exception as error:
-        raise refuse(f"{type(error).__name__}: {error}"[:200]) from None
+        said = " ".join(f"it fails, whole or narrowed for its proof: {type(error).__name__}: {error}".split())
+        raise refuse(said[:300]) from None
 
 
 def _unusual(config: Any, usual: Any) -> dict[str, Any]:
@@ -113,15 +108,16 @@ def _small(config: Any, fields: dict[str, Any]) -> dict[str, Any]:
     heads = next((whole[name] for name in HEADS if isinstance(whole.get(name), int)), 8)
     small = dict(fields)
     small |= {name: 2 for name in FEW_LAYERS if whole.get(name)}
-    small |= {name: heads * HEAD_WIDTH for name in WIDTHS if isinstance(whole.get(name), int)}
-    small |= {name: 2 * heads * HEAD_WIDTH for name in INNER if whole.get(name)}
-    small |= {name: HEAD_WIDTH for name in ("head_dim", "d_kv") if whole.get(name)}
+    widths = [name for name in WIDTHS if isinstance(whole.get(name), int)]
+    small |= dict.fromkeys(widths, heads * HEAD_WIDTH)
+    small |= {name: 2 * heads * HEAD_WIDTH for name in INNER if widths and whole.get(name)}
+    small |= {name: HEAD_WIDTH for name in OF_A_HEAD if whole.get(name)}
+    # Heads of a state space share an expanded layer.
+    small |= {"head_dim": whole["expand"] * HEAD_WIDTH} if whole.get("expand") and whole.get("head_dim") else {}
     if whole.get("vocab_size"):
         of_tokens = (name for name in whole if name.endswith("_token_id") and isinstance(whole[name], int))
-        small |= {
-            "vocab_size": SMALL_VOCABULARY,
-            **{name: min(whole[name], SMALL_VOCABULARY - 1) for name in of_tokens},
-        }
+        small |= {name: min(whole[name], SMALL_VOCABULARY - 1) for name in of_tokens}
+        small["vocab_size"] = SMALL_VOCABULARY
     if isinstance(depths := whole.get("depths"), list):
         # Rounding grows with each batch norm.
         small["depths"] = [min(depths[0], 2), *(1 for _ in depths[1:])]
@@ -136,11 +132,13 @@ def _text(config: str, model: Any, fields: dict[str, Any], full: Any, labels: st
     lengths = (getattr(full, name, None) for name in ("max_target_positions", "max_position_embeddings", "n_positions"))
     words: dict[str, Any] = {
         "image_size": 224,
+        "num_channels": 3,
         "length": min(seq_len or 1024, next(filter(None, lengths), 1024)),
         "frames": 2 * getattr(full, "max_source_positions", 0),
     }
     for name in ("vocab_size", "num_labels", "num_channels", "num_mel_bins", "image_size"):
-        words |= {name: getattr(full, name)} if hasattr(full, name) else {}
+        value = getattr(full, name, None)
+        words |= {name: value[0] if isinstance(value, list | tuple) else value} if value else {}
     own, labels = INPUTS[model.main_input_name].format(**words), labels.format(**words)
     return TEXT.format(
         config=config,

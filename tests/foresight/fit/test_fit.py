@@ -266,6 +266,7 @@ def test_wrong_input_is_one_line(folder, monkeypatch, capsys, words, message):
 
 
 IDS, CLASSES = "torch.randint(0, 99, (size, 16))", "torch.randint(0, 7, (size,))"
+WHISPER = {"max_source_positions": 50, "max_target_positions": 8}
 
 
 @pytest.mark.parametrize(
@@ -276,12 +277,10 @@ IDS, CLASSES = "torch.randint(0, 99, (size, 16))", "torch.randint(0, 7, (size,))
         ("BertForSequenceClassification", {"num_labels": 7}, IDS, CLASSES),
         ("ViTForImageClassification", {"num_labels": 7, "image_size": 64}, "torch.randn(size, 3, 64, 64)", CLASSES),
         ("SwinForImageClassification", {"num_labels": 7, "depths": [1, 1]}, "torch.randn(size, 3, 224, 224)", CLASSES),
-        (
-            "WhisperForConditionalGeneration",
-            {"max_source_positions": 50, "max_target_positions": 8},
-            "torch.randn(size, 80, 100)",
-            "torch.randint(0, 99, (size, 8))",
-        ),
+        ("PvtV2ForImageClassification", {"num_labels": 7}, "torch.randn(size, 3, 224, 224)", CLASSES),
+        # One limit in its config.json is infinite.
+        ("Mamba2ForCausalLM", {}, IDS, "inputs"),
+        ("WhisperForConditionalGeneration", WHISPER, "torch.randn(size, 80, 100)", "torch.randint(0, 99, (size, 8))"),
     ],
 )
 def test_a_config_of_transformers_is_text(tmp_path, name, sizes, inputs, labels):

@@ -306,10 +306,11 @@ def test_a_model_whose_inputs_are_unknown_is_refused(tmp_path, name):
         of_transformers(str(tmp_path), None)
 
 
-def test_a_model_that_cannot_be_narrow_is_proved_with_two_blocks_of_each_list(tmp_path):
+def test_a_model_that_cannot_be_narrow_is_proved_with_two_blocks_of_each_list(tmp_path, monkeypatch):
     import transformers
 
-    # Its rotary part is wider than a narrow head.
+    # Its rotary part is wider than a narrow head, were it unknown.
+    monkeypatch.setattr("gptscale.foresight.fit.configs.OF_A_HEAD", ("head_dim",))
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64}
     sizes |= {"num_hidden_layers": 3, "vocab_size": 99}
     sizes |= {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "qk_rope_head_dim": 16}

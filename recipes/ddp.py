@@ -49,7 +49,7 @@ def shard(model: nn.Module, bucket_cap_mb: float = 25.0, static_graph: bool = Fa
         gradient_as_bucket_view=True,
         static_graph=static_graph,
     )
-    # The GPT has no buffers, and vision models average theirs before use. As an argument torch 2.15 deprecates it.
+    # The GPT has no buffers, and vision models average theirs before use. torch 2.15 deprecates the argument of that name.
     replica.broadcast_buffers = False
     return replica
 

@@ -198,7 +198,7 @@ def _write(target: Path, step: int, shape: ModelConfig, name: str, read: Any, or
                 own_name = f"model/{own}" if kind == "model" else f"adamw.{kind}/{own}"
                 yield shard_of(own_name, full)
 
-    check_free(target, saves=1, keep=1, checkpoint_bytes=12 * shape.n_params, log_bytes=0)
+    check_free(target.parent, saves=1, keep=10**9, checkpoint_bytes=12 * shape.n_params, log_bytes=0)
     draft = Draft(target / f"step-{step}", target / temporary_name(f"step-{step}"), {}, 12 * shape.n_params, {})
     work = {"model": name, "optimizer": "adamw", "imported_from": origin, **{key: getattr(shape, key) for key in SHAPE}}
     counters = {"optimizer_steps": float(step), "loss_scale": 1.0, "loss_scale_good_steps": 0.0}

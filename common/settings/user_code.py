@@ -26,9 +26,8 @@ def read_hf_config(where: str, refuse: Refuse) -> dict[str, Any]:
         raise refuse("it has no model_type")
     if kind not in transformers.CONFIG_MAPPING:
         raise refuse(f"transformers {transformers.__version__} has no model_type {kind!r}"[:200])
-    # It knows the words that stand for numbers JSON has not, such as Mamba 2's infinite limit.
-    found |= transformers.PretrainedConfig._dict_from_json_file(file)
-    return found
+    # transformers writes an infinity, which JSON has not, in words of its own.
+    return {**found, **transformers.PretrainedConfig._dict_from_json_file(file)}
 
 
 def user_function(spec: str, option: str) -> tuple[Callable[..., Any], str, str]:

@@ -53,7 +53,7 @@ def of_transformers(where: str, seq_len: int | None) -> tuple[str, str]:
     """Return the text of a model and batch by a config.json or its folder, and that of a small one."""
 
     def refuse(why: str) -> ConfigError:
-        what = f"{where} is no config of transformers: {why}"
+        what = f"{where} is no config of transformers, or of a model that fit can take: {why}"
         return ConfigError(what, "in gptscale fit", "name a config.json or its folder")
 
     found = read_hf_config(where, refuse)
@@ -91,7 +91,7 @@ def _texts(found: dict[str, Any], architecture: str | None, seq_len: int | None,
     except (AttributeError, KeyError):
         raise refuse(f"the inputs of {name} are unknown; build it in a file of yours, and name FILE.py:build") from None
     except Exception as error:
-        said = " ".join(f"it fails, whole or narrowed for its proof: {type(error).__name__}: {error}".split())
+        said = " ".join(f"whole, or narrowed for its proof, it fails with {type(error).__name__}: {error}".split())
         raise refuse(said[:300]) from None
 
 
@@ -137,7 +137,7 @@ def _text(config: str, model: Any, fields: dict[str, Any], full: Any, labels: st
         "frames": 2 * getattr(full, "max_source_positions", 0),
     }
     for name in ("vocab_size", "num_labels", "num_channels", "num_mel_bins", "image_size"):
-        value = getattr(full, name, None)
+        value = getattr(full, name, None) or getattr(getattr(full, "vision_config", None), name, None)
         words |= {name: value[0] if isinstance(value, list | tuple) else value} if value else {}
     own, labels = INPUTS[model.main_input_name].format(**words), labels.format(**words)
     return TEXT.format(

@@ -309,7 +309,7 @@ def test_a_model_whose_inputs_are_unknown_is_refused(tmp_path, name):
 def test_a_model_that_cannot_be_narrow_is_proved_with_two_blocks_of_each_list(tmp_path, monkeypatch):
     import transformers
 
-    # Its rotary part is wider than a narrow head, were it unknown.
+    # A rotary part that keeps its width is wider than a narrow head.
     monkeypatch.setattr("gptscale.foresight.fit.configs.OF_A_HEAD", ("head_dim",))
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64}
     sizes |= {"num_hidden_layers": 3, "vocab_size": 99}

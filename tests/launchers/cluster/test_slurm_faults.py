@@ -67,7 +67,9 @@ def assert_same_bits(name, unbroken):
 def test_a_warned_job_goes_on_by_itself_with_the_same_bits(slurm, capsys, unbroken):
     """One is warned because it is preempted, the other, which saves behind its steps, because its time is nearly up."""
     # Slurm looks at time limits every 30 s. A warning long before the end leaves a slow machine time.
-    late = submitted(slurm, capsys, "late", RIGHT, "--time", 60, "--signal=B:TERM@600", "--save-async")
+    # It stands still while the other starts and saves, which beside a busy suite is longer than ranks wait for each other.
+    patient = ("--save-async", "--dist-timeout-s", 900)
+    late = submitted(slurm, capsys, "late", RIGHT, "--time", 60, "--signal=B:TERM@600", *patient)
     wait_for_checkpoint("late")
     with standing_still(*(slurm.machines[name] for name in RIGHT)):
         slurm.ok("scontrol", "update", f"JobId={late}", "TimeLimit=10")

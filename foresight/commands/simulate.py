@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -30,7 +30,6 @@ from gptscale.results.record.files import export
 from gptscale.results.render import console
 
 if TYPE_CHECKING:
-    from gptscale.foresight.price.step_time import PricedStep
     from gptscale.foresight.simulate.program import Simulation
 
 
@@ -88,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
     if config.device == "cpu":
         raise ConfigError("ranks on CPUs are not simulated", "in --device cpu", "leave it out: no GPU is needed")
     ranks = ranks_of(recipe, config, options)
-    from gptscale.foresight.simulate.answer import print_memory, print_times, print_verdict, times_of
+    from gptscale.foresight.simulate.answer import as_json, print_memory, print_times, print_verdict, times_of
     from gptscale.foresight.simulate.simulation import simulate
 
     world: dict[str, Any] = {"device": options.device_kind, "world_size": options.nproc}
@@ -104,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
         print_verdict(memory, min(options.gpus_per_node, options.nproc))
     print_times(times)
     if options.save is not None:
-        _save(recipe, config, options, memories, times)
+        _save(recipe, config, options, memories, [as_json(memory, times) for memory in memories])
     if too_large := next((memory for memory in memories if memory.is_too_large), None):
         simulated = partial(simulate, rank=too_large.rank, **world)
         print(_advice(recipe, config, recipe_config, options, simulated), file=sys.stderr)
@@ -139,11 +138,7 @@ def _memory(simulation: Simulation, options: SimulateOptions) -> RankMemory:
 
 
 def _advice(
-    recipe: str,
-    config: RunConfig,
-    recipe_config: RecipeConfig,
-    options: SimulateOptions,
-    simulated: Callable[[str, RunConfig, RecipeConfig], Simulation],
+    recipe: str, config: RunConfig, recipe_config: RecipeConfig, options: SimulateOptions, simulated: Callable[..., Any]
 ) -> str:
     """Return which options make the rank fit, found by simulating them in turn."""
     tried = []
@@ -160,13 +155,9 @@ def _advice(
 
 
 def _save(
-    recipe: str,
-    config: RunConfig,
-    options: SimulateOptions,
-    memories: Sequence[RankMemory],
-    times: Mapping[int, PricedStep],
+    recipe: str, config: RunConfig, options: SimulateOptions, memories: Sequence[RankMemory], ranks: Sequence[Any]
 ) -> None:
-    from gptscale.foresight.simulate.answer import as_json, save_picture
+    from gptscale.foresight.simulate.answer import save_picture
 
     folder = options.save
     assert folder is not None
@@ -175,7 +166,7 @@ def _save(
         "recipe": recipe,
         "world_size": options.nproc,
         "options": {f.name: str(getattr(config, f.name)) for f in dataclasses.fields(config)},
-        "ranks": [as_json(memory, times) for memory in memories],
+        "ranks": ranks,
     }
     export(folder / "simulation.json", f"{json.dumps(facts, indent=1)}\n".encode())
     title = f"{recipe}, {config.model}, {options.nproc} x {options.device_kind}: memory over one step, by owner"

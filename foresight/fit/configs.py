@@ -15,7 +15,9 @@ WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
 INNER = ("intermediate_size", "n_inner", "d_ff", "ffn_dim", "hidden_dim", "encoder_ffn_dim", "decoder_ffn_dim")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads")
 OF_A_HEAD = ("head_dim", "d_kv", "rotary_dim", "qk_rope_head_dim")
-HEAD_WIDTH, SMALL_VOCABULARY, SMALL_LENGTH = 8, 128, 32
+KINDS = ("layer_types", "layers_block_type", "block_types")
+PARTS = ("text_config", "vision_config", "audio_config")
+HEAD_WIDTH, FEW_HEADS, SMALL_VOCABULARY, SMALL_LENGTH = 8, 4, 128, 32
 TEXT = '''\
 from transformers import {config}, {model}
 
@@ -38,15 +40,9 @@ INPUTS = {
     "input_features": "torch.randn(size, {num_mel_bins}, {frames})",
 }
 SENTENCE, CLASS = "torch.randint(0, {vocab_size}, (size, {length}))", "torch.randint(0, {num_labels}, (size,))"
-LABELS = {
-    "ForCausalLM": SENTENCE,
-    "LMHeadModel": SENTENCE,
-    "ForMaskedLM": SENTENCE,
-    "ForConditionalGeneration": SENTENCE,
-    "ForSequenceClassification": CLASS,
-    "ForImageClassification": CLASS,
-    "ForTokenClassification": "torch.randint(0, {num_labels}, (size, {length}))",
-}
+LABELS = dict.fromkeys(("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration"), SENTENCE)
+LABELS |= dict.fromkeys(("ForSequenceClassification", "ForImageClassification"), CLASS)
+LABELS |= {"ForTokenClassification": "torch.randint(0, {num_labels}, (size, {length}))"}
 
 
 def of_transformers(where: str, seq_len: int | None) -> tuple[str, str]:
@@ -85,7 +81,7 @@ def _texts(found: dict[str, Any], architecture: str | None, seq_len: int | None,
         labels = LABELS[next((end for end in LABELS if name.endswith(end)), name)]
         config = kind(**{name: value for name, value in found.items() if name not in ("model_type", "architectures")})
         fields = _unusual(config, kind())
-        small = _small(config, fields)
+        small = _small(config.to_dict(), fields)
         whole = _text(kind.__name__, model, fields, config, labels, seq_len)
         return whole, _text(kind.__name__, model, small, kind(**small), labels, SMALL_LENGTH)
     except (AttributeError, KeyError):
@@ -102,16 +98,19 @@ def _unusual(config: Any, usual: Any) -> dict[str, Any]:
     return {name: value for name, value in config.to_dict().items() if name not in left and defaults.get(name) != value}
 
 
-def _small(config: Any, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a model of two layers, whose heads have a few elements and whose vocabulary is short."""
-    whole = config.to_dict()
+def _small(whole: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a model of two layers with a short vocabulary, whose heads have few elements."""
     heads = next((whole[name] for name in HEADS if isinstance(whole.get(name), int)), 8)
-    small = dict(fields)
-    small |= {name: 2 for name in FEW_LAYERS if whole.get(name)}
     widths = [name for name in WIDTHS if isinstance(whole.get(name), int)]
-    small |= dict.fromkeys(widths, heads * HEAD_WIDTH)
-    small |= {name: 2 * heads * HEAD_WIDTH for name in INNER if widths and whole.get(name)}
-    small |= {name: HEAD_WIDTH for name in OF_A_HEAD if whole.get(name)}
+    width, small = HEAD_WIDTH, dict(fields)
+    # Rotary positions may have a list with a part for each element of a head: heads keep their elements, and are few.
+    if widths and any(isinstance(each, list) for each in (whole.get("rope_parameters") or {}).values()):
+        width, heads = whole.get("head_dim") or whole[widths[0]] // heads, min(heads, FEW_HEADS)
+        small |= {name: min(whole[name], heads) for name in (*HEADS, "num_key_value_heads") if whole.get(name)}
+    small |= {name: 2 for name in FEW_LAYERS if whole.get(name)}
+    small |= dict.fromkeys(widths, heads * width)
+    small |= {name: 2 * heads * width for name in INNER if widths and whole.get(name)}
+    small |= {name: min(whole[name], width) for name in OF_A_HEAD if whole.get(name)}
     # Heads of a state space share an expanded layer.
     small |= {"head_dim": whole["expand"] * HEAD_WIDTH} if whole.get("expand") and whole.get("head_dim") else {}
     if whole.get("vocab_size"):
@@ -121,15 +120,19 @@ def _small(config: Any, fields: dict[str, Any]) -> dict[str, Any]:
     if isinstance(depths := whole.get("depths"), list):
         # Rounding grows with each batch norm.
         small["depths"] = [min(depths[0], 2), *(1 for _ in depths[1:])]
-    if whole.get("layer_types"):
-        kinds = whole["layer_types"]
-        small["layer_types"] = [*dict.fromkeys(kinds), *kinds][:2]
-    return small
+    for name in (name for name in KINDS if whole.get(name)):
+        small[name] = [*dict.fromkeys(whole[name]), *whole[name]][:2]
+    small |= {"attn_layer_period": 2, "attn_layer_offset": 1} if whole.get("attn_layer_period") else {}
+    small |= {"attention_types": [[["global", "local"], 1]]} if whole.get("attention_types") else {}
+    parts = {name: whole[name] for name in PARTS if isinstance(whole.get(name), dict)}
+    return small | {name: _small(part, part) for name, part in parts.items()}
 
 
 def _text(config: str, model: Any, fields: dict[str, Any], full: Any, labels: str, seq_len: int | None) -> str:
     """Return the text of a model and its random batch. Raises AttributeError or KeyError if its inputs are unknown."""
-    lengths = (getattr(full, name, None) for name in ("max_target_positions", "max_position_embeddings", "n_positions"))
+    parts = [full, *(getattr(full, name, None) for name in PARTS)]
+    names = ("max_target_positions", "max_position_embeddings", "n_positions")
+    lengths = (getattr(part, name, None) for part in parts[:2] for name in names)
     words: dict[str, Any] = {
         "image_size": 224,
         "num_channels": 3,
@@ -137,7 +140,7 @@ def _text(config: str, model: Any, fields: dict[str, Any], full: Any, labels: st
         "frames": 2 * getattr(full, "max_source_positions", 0),
     }
     for name in ("vocab_size", "num_labels", "num_channels", "num_mel_bins", "image_size"):
-        value = getattr(full, name, None) or getattr(getattr(full, "vision_config", None), name, None)
+        value = next(filter(None, (getattr(part, name, None) for part in parts)), None)
         words |= {name: value[0] if isinstance(value, list | tuple) else value} if value else {}
     own, labels = INPUTS[model.main_input_name].format(**words), labels.format(**words)
     return TEXT.format(

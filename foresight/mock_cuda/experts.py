@@ -118,8 +118,9 @@ def _on_host(value: Any) -> Any:
 
 
 def _write(result: Any, values: Any) -> Any:
-    """Put values where a result is. Where an operation has changed its argument, they are there."""
+    """Put integers where a result is. Where an operation has changed its argument, they are there."""
     for tensor, value in zip(tree_leaves(result), tree_leaves(values), strict=True):
-        if isinstance(tensor, Tensor) and (place := _on_host(tensor)).data_ptr() != value.data_ptr():
+        is_held = isinstance(tensor, Tensor) and _is_integer(tensor)
+        if is_held and (place := _on_host(tensor)).data_ptr() != value.data_ptr():
             place.copy_(value)
     return result

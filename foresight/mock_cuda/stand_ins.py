@@ -56,6 +56,13 @@ def begin(torch_module: Any) -> None:
     torch.nn.RNNBase.flatten_parameters = lambda self: None  # type: ignore[method-assign]
     for name in RECURRENT:
         setattr(torch._VF, name, _without_cudnn(getattr(torch._VF, name)))
+    ctc_loss = torch.ctc_loss
+
+    # Beside the mode that records, torch hands lengths on the host to a kernel that refuses them.
+    def ctc_loss_there(*args: Any) -> Any:
+        return ctc_loss(*(each.to(args[0].device) if isinstance(each, torch.Tensor) else each for each in args))
+
+    setattr(torch, "ctc_loss", ctc_loss_there)  # noqa: B010
     if _asked("no_weights"):
         setattr(torch, "load", _if_there(torch.load))  # noqa: B010
         for owner in (torch.nn.Module, torch.optim.Optimizer):

@@ -14,8 +14,8 @@ from gptscale.common.checkpoint.reader import Reader
 
 pytestmark = pytest.mark.slow
 STEPS = 300
-# A verdict would begin when all is saved.
-LONG = [*TINY, "--steps", STEPS, "--save-every", 50, "--no-verdict", "--out", "out"]
+# A verdict would begin when all is saved. Ranks wait while a test lets another stand still, for minutes beside a busy suite.
+LONG = [*TINY, "--steps", STEPS, "--save-every", 50, "--no-verdict", "--dist-timeout-s", 900, "--out", "out"]
 # Several jobs run at a time, because most of a fault's time is Slurm's waiting.
 LEFT, RIGHT = ("n1", "n2"), ("n3", "n4")
 
@@ -67,9 +67,7 @@ def assert_same_bits(name, unbroken):
 def test_a_warned_job_goes_on_by_itself_with_the_same_bits(slurm, capsys, unbroken):
     """One is warned because it is preempted, the other, which saves behind its steps, because its time is nearly up."""
     # Slurm looks at time limits every 30 s. A warning long before the end leaves a slow machine time.
-    # It stands still while the other starts and saves, which beside a busy suite is longer than ranks wait for each other.
-    patient = ("--save-async", "--dist-timeout-s", 900)
-    late = submitted(slurm, capsys, "late", RIGHT, "--time", 60, "--signal=B:TERM@600", *patient)
+    late = submitted(slurm, capsys, "late", RIGHT, "--time", 60, "--signal=B:TERM@600", "--save-async")
     wait_for_checkpoint("late")
     with standing_still(*(slurm.machines[name] for name in RIGHT)):
         slurm.ok("scontrol", "update", f"JobId={late}", "TimeLimit=10")

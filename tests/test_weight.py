@@ -16,7 +16,7 @@ CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
     "core": (CORE, 24_955),
-    "foresight": (("foresight",), 11_676),
+    "foresight": (("foresight",), 11_675),
     "lenet": (("lenet",), 6_441),
     "the package": ((*CORE, *LABS), 43_072),
     "the tests": (("tests",), 26_976),

@@ -78,9 +78,7 @@ def main(argv: Sequence[str]) -> int:
 
         at = list(argv).index("--")
         return simulate_program(argv[:at], argv[at + 1 :])
-    usage = (
-        "gptscale simulate RECIPE [options], or gptscale simulate [options] -- COMMAND (options: simulate --help --)"
-    )
+    usage = "gptscale simulate RECIPE [options], or simulate [options] -- COMMAND (options: simulate --help --)"
     recipe, words = take_recipe(argv, usage)
     config, recipe_config, options = parse_launch(recipe, words, SimulateOptions, "simulate")
     assert options is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from gptscale.common.errors import ConfigError
@@ -10,14 +11,15 @@ from gptscale.common.settings.user_code import read_hf_config
 from gptscale.foresight.fit.python_text import as_python
 
 # The fields of a config that make a model small, by its many spellings: what each becomes.
-FEW_LAYERS = "num_hidden_layers n_layer num_layers num_decoder_layers encoder_layers decoder_layers n_layers".split()
+LAYERS = "num_hidden_layers n_layer num_layers num_decoder_layers encoder_layers decoder_layers n_layers depth".split()
 WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
-INNER = ("intermediate_size", "n_inner", "d_ff", "ffn_dim", "hidden_dim", "encoder_ffn_dim", "decoder_ffn_dim")
+MLP = "intermediate_size n_inner d_ff ffn_dim hidden_dim encoder_ffn_dim decoder_ffn_dim moe_intermediate_size".split()
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads")
 OF_A_HEAD = ("head_dim", "d_kv", "rotary_dim", "qk_rope_head_dim")
 KINDS = ("layer_types", "layers_block_type", "block_types")
 PARTS = ("text_config", "vision_config", "audio_config")
-HEAD_WIDTH, FEW_HEADS, SMALL_VOCABULARY, SMALL_LENGTH = 8, 4, 128, 32
+HEAD_WIDTH, FEW_HEADS, FEW_EXPERTS, SMALL_VOCABULARY, SMALL_LENGTH = 8, 4, 16, 128, 32
 TEXT = '''\
 from transformers import {config}, {model}
 
@@ -53,27 +55,26 @@ def of_transformers(where: str, seq_len: int | None) -> tuple[str, str]:
         return ConfigError(what, "in gptscale fit", "name a config.json or its folder")
 
     found = read_hf_config(where, refuse)
-    return _texts(found, (found.get("architectures") or [None])[0], seq_len, refuse)
+    return _texts(found, seq_len, refuse)
 
 
 def of_preset(name: str, seq_len: int | None) -> tuple[str, str]:
     """Return the same for a preset of `gptscale run --model`."""
     shape = preset(name)
     config = in_transformers(shape.family).hf_config(shape, shape.vocab_size)
-    kinds = {name: kind for name, kind in config.to_dict().items() if name != "architectures"}
-    length = seq_len or shape.block_size
-    return _texts(kinds, None, length, lambda why: ConfigError(why, "in gptscale fit", "name another model"))
+    fields = config.to_dict() | {"architectures": None}
+    refuse = partial(ConfigError, where="in gptscale fit", fix="name another model")
+    return _texts(fields, seq_len or shape.block_size, refuse)
 
 
-def _texts(found: dict[str, Any], architecture: str | None, seq_len: int | None, refuse: Any) -> tuple[str, str]:
+def _texts(found: dict[str, Any], seq_len: int | None, refuse: Any) -> tuple[str, str]:
     import transformers
     from transformers.models.auto import modeling_auto as auto
 
     kind = transformers.CONFIG_MAPPING[found["model_type"]]
     works = "CAUSAL_LM SEQ_TO_SEQ_CAUSAL_LM MASKED_LM IMAGE_CLASSIFICATION".split()
-    known: list[dict[str, str]] = [getattr(auto, f"MODEL_FOR_{work}_MAPPING_NAMES") for work in works]
-    names = [models[found["model_type"]] for models in known if found["model_type"] in models]
-    name = str(architecture or next(iter(names), ""))
+    known = [getattr(auto, f"MODEL_FOR_{work}_MAPPING_NAMES").get(found["model_type"]) for work in works]
+    name = next(filter(None, [*(found.get("architectures") or [])[:1], *known]), "")
     model = getattr(transformers, name or "-", None)
     if model is None:
         raise refuse(f"transformers {transformers.__version__} has no class {name!r} for it"[:200])
@@ -107,9 +108,10 @@ def _small(whole: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     if widths and any(isinstance(each, list) for each in (whole.get("rope_parameters") or {}).values()):
         width, heads = whole.get("head_dim") or whole[widths[0]] // heads, min(heads, FEW_HEADS)
         small |= {name: min(whole[name], heads) for name in (*HEADS, "num_key_value_heads") if whole.get(name)}
-    small |= {name: 2 for name in FEW_LAYERS if whole.get(name)}
+    small |= {name: 2 for name in LAYERS if whole.get(name)}
     small |= dict.fromkeys(widths, heads * width)
-    small |= {name: 2 * heads * width for name in INNER if widths and whole.get(name)}
+    small |= {name: 2 * heads * width for name in MLP if widths and whole.get(name)}
+    small |= {name: min(whole[name], FEW_EXPERTS) for name in EXPERTS if whole.get(name)}
     small |= {name: min(whole[name], width) for name in OF_A_HEAD if whole.get(name)}
     # Heads of a state space share an expanded layer.
     small |= {"head_dim": whole["expand"] * HEAD_WIDTH} if whole.get("expand") and whole.get("head_dim") else {}

@@ -129,9 +129,8 @@ def simulate_program(words: Sequence[str], command: Sequence[str]) -> int:
     if options.png is not None:
         save_picture(memories, f"{title}: memory over the last step, by owner", options.png)
     if options.json is not None:
-        ranks = [
-            simulation.facts | as_json(memory, times) for simulation, memory in zip(simulations, memories, strict=True)
-        ]
+        pairs = zip(simulations, memories, strict=True)
+        ranks = [simulation.facts | as_json(memory, times) for simulation, memory in pairs]
         text = json.dumps({"command": list(command), "as": options.device_kind, "ranks": ranks}, indent=1)
         export(options.json, f"{text}\n".encode())
     for path in filter(None, (options.png, options.json)):

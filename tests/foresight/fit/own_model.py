@@ -1,6 +1,6 @@
 """A user's model, in the ways in which users write them."""
 
-import random
+import os
 
 import torch
 from torch import nn
@@ -143,7 +143,7 @@ def alike(size):
 
 
 def unlike(size):
-    return logits_batch(size, random.randrange(10**6))
+    return torch.tensor([[*os.urandom(8)] for _ in range(size)]) % 64
 
 
 def losses(logits, ids):

@@ -35,6 +35,8 @@ from gptscale.results.record.files import (
 START = "GPTSCALE_START"
 # A run's own JSON files have some kilobytes.
 JSON_BYTES_MAX = 2**24
+# How often and how long a start waits for a process to die: a thread that writes to a busy disk dies after that.
+DYING_TRIES, DYING_S = 30, 0.1
 
 
 @contextmanager
@@ -42,9 +44,8 @@ def run_directory(out: Path, run_id: str, *, resumes: bool = False) -> Iterator[
     """Make the folder `out`/runs/<run_id>, and lock it for this process.
 
     Raises ConfigError if another process has locked it, or if it holds a run already and this one does not resume. It is
-    locked first and looked into then, so that of two runs that start with one name only one goes on. The lock of a process
-    that died is gone with it. Raises StorageError if `runs` or the folder is a symbolic link, because what is private to a run
-    must not land elsewhere.
+    locked first and looked into then, so that of two runs that start with one name only one goes on. The last thread of a killed
+    process has its lock, and is waited for. Raises StorageError for a symbolic link: what is private must not land elsewhere.
     """
     folder = out / "runs" / run_id
     try:
@@ -56,12 +57,16 @@ def run_directory(out: Path, run_id: str, *, resumes: bool = False) -> Iterator[
     except OSError as error:
         raise as_storage_error(error, folder) from None
     with opened(folder / ".lock") as descriptor:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        for _ in range(DYING_TRIES):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(DYING_S)
+        else:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
             what = f"run {run_id} is in use by {holder}"
-            raise ConfigError(what, f"in {out}", "wait for it or choose another --run-name") from None
+            raise ConfigError(what, f"in {out}", "wait for it or choose another --run-name")
         if not resumes and (folder / "run.json").exists():
             raise ConfigError(f"run {run_id} exists already", f"in {out}", "add --resume or choose another --run-name")
         os.ftruncate(descriptor, 0)
@@ -152,25 +157,21 @@ HEADER_BYTES_MAX = 2**16
 def check_results_folder(out: Path, run_name: str | None, table: RunTable, *, resumes: bool) -> None:
     """Raise ConfigError or StorageError unless a run can write its folder and its row under `out`.
 
-    StorageError: the disk, or the rights on it, do not allow it.
-
-    The folder, or the nearest one that exists above it, must be a folder that can be written.
+    The folder, or the nearest one that exists above it, must be a folder, and one that can be written, else StorageError.
     table: that of the row, whose file is of this or an earlier version if it exists.
     resumes: whether the run continues an earlier one, whose folder then may exist.
     """
     nearest = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         kind = StorageError if nearest.is_dir() else ConfigError
-        fix = "point --out to a folder that can"
-        raise kind(f"results folder {out} cannot be written", f"at {nearest}", fix)
+        raise kind(f"results folder {out} cannot be written", f"at {nearest}", "point --out to a folder that can")
     rows = out / table.file
     if rows.exists() and not rows.is_file():
         raise ConfigError(f"{rows} is no file", "in --out", "remove it, or choose another folder")
     if rows.exists() and (fault := table.fault(_first_line(rows))):
         raise ConfigError(f"{rows} {fault}", "in --out", "point --out to another folder, or move the file")
     if run_name and not resumes and (out / "runs" / run_name).exists():
-        fix = "add --resume or choose another --run-name"
-        raise ConfigError(f"run {run_name} exists already", f"in {out}", fix)
+        raise ConfigError(f"run {run_name} exists already", f"in {out}", "add --resume or choose another --run-name")
     if run_name and (checkpoints := out / "runs" / run_name / "checkpoints").is_symlink():
         what = f"{checkpoints} is a symbolic link"
         raise ConfigError(what, "in --run-name", "replace it by a folder, or choose another")

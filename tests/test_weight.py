@@ -15,10 +15,10 @@ ROOT = Path(__file__).parents[1]
 CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
-    "core": (CORE, 24_955),
+    "core": (CORE, 24_954),
     "foresight": (("foresight",), 11_675),
     "lenet": (("lenet",), 6_441),
-    "the package": ((*CORE, *LABS), 43_071),
+    "the package": ((*CORE, *LABS), 43_070),
     "the tests": (("tests",), 26_975),
 }
 GPT2 = ("common/settings/gpt_config.py", "common/model/gpt.py")

@@ -29,4 +29,4 @@ def as_python(value: Any, indent: int | None = None) -> str:
         return f'"{value}"'
     if isinstance(value, list):
         return f"[{', '.join(map(as_python, value))}]"
-    return str(value)
+    return f'float("{value}")' if value in (float("inf"), -float("inf")) else str(value)

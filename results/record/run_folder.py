@@ -35,8 +35,6 @@ from gptscale.results.record.files import (
 START = "GPTSCALE_START"
 # A run's own JSON files have some kilobytes.
 JSON_BYTES_MAX = 2**24
-# How often and how long a start waits for a process to die: a thread that writes to a busy disk dies after that.
-DYING_TRIES, DYING_S = 30, 0.1
 
 
 @contextmanager
@@ -57,12 +55,13 @@ def run_directory(out: Path, run_id: str, *, resumes: bool = False) -> Iterator[
     except OSError as error:
         raise as_storage_error(error, folder) from None
     with opened(folder / ".lock") as descriptor:
-        for _ in range(DYING_TRIES):
+        # A thread that writes to a busy disk dies after that, hardly more than three seconds later.
+        for _ in range(30):
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                time.sleep(DYING_S)
+                time.sleep(0.1)
         else:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
             what = f"run {run_id} is in use by {holder}"

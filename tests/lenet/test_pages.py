@@ -33,7 +33,7 @@ TABLES = (
     ("backend", "backend", "2026-11-21-cpu-lenet-backend", ALL),
     ("baseline", "baseline", PRESETS, ALL),
     ("batch", "batch", "2026-11-21-cpu-lenet-batch", ALL),
-    ("batch", "batch", "2026-11-23-cpu-lenet-batch-curves", ALL),
+    ("batch", "batch", "2026-11-27-cpu-lenet-batch-curves", ALL),
     ("baseline", "baseline", SGD, ("| run | epochs", "| run | accuracy %")),
     ("fused", "fused", "2026-11-21-cpu-lenet-fused", ALL),
     ("fused", "fused", "2026-11-26-cpu-lenet-fused-sgd", ALL),
@@ -41,7 +41,7 @@ TABLES = (
     ("precision", "precision", "2026-11-23-cpu-lenet-precision-digits", ALL),
     ("precision", "precision", "2026-11-23-cpu-lenet-precision-vgg19-quarter", ALL),
     ("strategies", "strategies", "2026-11-23-cpu-lenet-strategies", ("| run | processes |", "| run | median step")),
-    ("strategies", "strategies", "2026-11-23-cpu-lenet-strategies-curves", ("| run | epoch 1", "| run | 0 |")),
+    ("strategies", "strategies", "2026-11-27-cpu-lenet-strategies-curves", ("| run | p", "| run | e", "| run | 0 |")),
     ("workers", "workers", "2026-11-21-cpu-lenet-workers", ALL),
 )
 

@@ -56,7 +56,7 @@ def begin(torch_module: Any) -> None:
     torch.nn.RNNBase.flatten_parameters = lambda self: None  # type: ignore[method-assign]
     for name in RECURRENT:
         setattr(torch._VF, name, _without_cudnn(getattr(torch._VF, name)))
-    ctc_loss = torch.ctc_loss
+    ctc_loss: Any = torch.ctc_loss
 
     # Beside the mode that records, torch hands lengths on the host to a kernel that refuses them.
     def ctc_loss_there(*args: Any) -> Any:

@@ -136,14 +136,14 @@ def _memory(simulation: Simulation, options: SimulateOptions) -> RankMemory:
 
 
 def _advice(
-    recipe: str, config: RunConfig, recipe_config: RecipeConfig, options: SimulateOptions, simulated: Callable[..., Any]
+    recipe: str, config: RunConfig, own: RecipeConfig, options: SimulateOptions, run: Callable[..., Simulation]
 ) -> str:
     """Return which options make the rank fit, found by simulating them in turn."""
     tried = []
-    for words, other, less, less_recipe in islice(remedies(recipe, config, recipe_config, options.nproc), TRIES):
+    for words, other, less, less_recipe in islice(remedies(recipe, config, own, options.nproc), TRIES):
         with console(stderr=True).status(f"trying {words}"):
             try:
-                memory = _memory(simulated(other, less, less_recipe), options)
+                memory = _memory(run(other, less, less_recipe), options)
             except ConfigError:
                 continue
         if memory.fits:

@@ -56,9 +56,9 @@ def begin(torch_module: Any) -> None:
     torch.nn.RNNBase.flatten_parameters = lambda self: None  # type: ignore[method-assign]
     for name in RECURRENT:
         setattr(torch._VF, name, _without_cudnn(getattr(torch._VF, name)))
+    # While operations are recorded, torch passes lengths on the host to a kernel that refuses them.
     ctc_loss: Any = torch.ctc_loss
 
-    # Beside the mode that records, torch hands lengths on the host to a kernel that refuses them.
     def ctc_loss_there(*args: Any) -> Any:
         return ctc_loss(*(each.to(args[0].device) if isinstance(each, torch.Tensor) else each for each in args))
 

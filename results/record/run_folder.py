@@ -42,8 +42,8 @@ def run_directory(out: Path, run_id: str, *, resumes: bool = False) -> Iterator[
     """Make the folder `out`/runs/<run_id>, and lock it for this process.
 
     Raises ConfigError if another process has locked it, or if it holds a run already and this one does not resume. It is
-    locked first and looked into then, so that of two runs that start with one name only one goes on. The last thread of a killed
-    process has its lock, and is waited for. Raises StorageError for a symbolic link: what is private must not land elsewhere.
+    locked first and looked into then, so that of two runs that start with one name only one goes on. A killed process
+    keeps its lock until its last thread has ended. Raises StorageError for a symbolic link: private files must not be elsewhere.
     """
     folder = out / "runs" / run_id
     try:
@@ -55,7 +55,7 @@ def run_directory(out: Path, run_id: str, *, resumes: bool = False) -> Iterator[
     except OSError as error:
         raise as_storage_error(error, folder) from None
     with opened(folder / ".lock") as descriptor:
-        # A thread that writes to a busy disk dies after that, hardly more than three seconds later.
+        # A thread of a killed process may still wait for a busy disk. It gets three seconds.
         for _ in range(30):
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -267,7 +267,7 @@ def test_wrong_input_is_one_line(folder, monkeypatch, capsys, words, message):
 
 IDS, CLASSES = "torch.randint(0, 99, (size, 16))", "torch.randint(0, 7, (size,))"
 LONG = {"rope_type": "longrope", "short_factor": 48 * [1.0], "long_factor": 48 * [1.0], "rope_theta": 1e4}
-WHISPER = {"max_source_positions": 50, "max_target_positions": 8}
+WHISPER, PIXELS = {"max_source_positions": 50, "max_target_positions": 8}, "torch.randn(size, 3, 224, 224)"
 
 
 @pytest.mark.parametrize(
@@ -277,9 +277,10 @@ WHISPER = {"max_source_positions": 50, "max_target_positions": 8}
         ("T5ForConditionalGeneration", {"d_model": 64, "decoder_start_token_id": 0}, IDS, "inputs"),
         ("BertForSequenceClassification", {"num_labels": 7}, IDS, CLASSES),
         ("ViTForImageClassification", {"num_labels": 7, "image_size": 64}, "torch.randn(size, 3, 64, 64)", CLASSES),
+        ("SwinForImageClassification", {"num_labels": 7, "depths": [3, 3]}, PIXELS, CLASSES),
         # Rounding grows with each batch norm of a stage.
-        ("SwinForImageClassification", {"num_labels": 7, "depths": [3, 3]}, "torch.randn(size, 3, 224, 224)", CLASSES),
-        ("PvtV2ForImageClassification", {"num_labels": 7}, "torch.randn(size, 3, 224, 224)", CLASSES),
+        ("ResNetForImageClassification", {"num_labels": 7, "depths": [3, 3], "hidden_sizes": [8, 16]}, PIXELS, CLASSES),
+        ("PvtV2ForImageClassification", {"num_labels": 7}, PIXELS, CLASSES),
         # One limit in its config.json is infinite.
         ("Mamba2ForCausalLM", {}, IDS, "inputs"),
         # A factor for each element of a head, kinds of attention by layer, and parts with a config of their own.

@@ -10,9 +10,10 @@ import json
 import os
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 NOTHING = (
     "set_device set_device_index set_stream synchronize empty_cache reset_peak_memory_stats manual_seed manual_seed_all "
-    "is_current_stream_capturing"
+    "is_current_stream_capturing set_rng_state"
 ).split()
 ZERO = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved current_device current_device_index"
 
@@ -63,6 +64,8 @@ def begin(torch_module: Any) -> None:
     """Put the CPU in the place of CUDA in this program, which has just imported torch."""
     if not json.loads(os.environ["GPTSCALE_SIMULATED_PROGRAM"])["without_cuda"]:
         return
+    # Dynamo does not trace through what stands in for CUDA.
+    os.environ["TORCH_COMPILE_DISABLE"] = "1"
     CpuForCuda().__enter__()
     cuda: Any = torch.cuda
     cuda.is_available = cuda.is_bf16_supported = lambda *args, **options: True
@@ -73,17 +76,52 @@ def begin(torch_module: Any) -> None:
         setattr(owner, name, lambda *args, none=None if name in NOTHING else 0, **options: none)
     cuda.Stream = cuda.Event = cuda.stream = cuda.current_stream = cuda.default_stream = NoStream
     accelerator.current_stream = NoStream
+    # Old enough that no program asks for a kernel of its own.
+    known = {"name": "CPU", "major": 8, "minor": 0, "total_memory": 2**40, "multi_processor_count": 1}
+    cuda.get_device_properties = lambda *args: SimpleNamespace(**known)
+    cuda.get_device_name, cuda.get_device_capability = lambda *args: "CPU", lambda *args: (8, 0)
+    cuda.memory_stats, cuda.get_rng_state = lambda *args: {}, lambda *args: torch.get_rng_state()
     module, ddp = torch.nn.Module, torch.nn.parallel.DistributedDataParallel
     wrap(module, "cuda", lambda run, own, *args, **options: own)
     wrap(module, "to", lambda run, own, *args, **options: run(own, *map(_device, args), **_named(options)))
     devices = ("device_ids", "output_device")
     wrap(ddp, "__init__", lambda run, own, model, *args, **options: run(own, model, **_without(options, *devices)))
-    wrap(torch.autocast, "__init__", lambda run, own, kind, *args, **options: run(own, on_cpu(kind), *args, **options))
+    wrap(torch.autocast, "__init__", lambda run, own, *args, **options: run(own, *map(on_cpu, args), **_named(options)))
     # Gloo wants the input flat.
     flat = lambda run, output, own, *args, **options: run(output, own.reshape(-1), *args, **options)  # noqa: E731
     wrap(import_module("torch.distributed"), "_reduce_scatter_base", flat)
     for owner, name in (("", "init_process_group"), (".device_mesh", "init_device_mesh")):
         wrap(import_module(f"torch.distributed{owner}"), name, _with_gloo)
+
+
+def sums_of_fsdp(module: Any) -> None:
+    """Let FSDP 2 sum and then divide: gloo has no reduction that multiplies before it sums."""
+    if json.loads(os.environ["GPTSCALE_SIMULATED_PROGRAM"])["without_cuda"]:
+        wrap(module, "_get_gradient_divide_factors", lambda run, *args: run(*args[:5], *(True for _ in args[5:])))
+
+
+def plain_flex_attention(module: Any) -> None:
+    """Give flex attention a form that has gradients on a CPU: torch's own has none there."""
+    if json.loads(os.environ["GPTSCALE_SIMULATED_PROGRAM"])["without_cuda"]:
+        module.flex_attention = partial(flex_attention, module)
+
+
+def flex_attention(
+    module: Any, query: Any, key: Any, value: Any, score_mod: Any = None, block_mask: Any = None, **options: Any
+) -> Any:
+    """Return softmax(score_mod(q k^T * scale)) v of all heads, as torch's documentation defines it."""
+    key, value = (x.repeat_interleave(query.size(1) // x.size(1), 1) for x in (key, value))
+    scores = query @ key.transpose(-2, -1) * (options.get("scale") or query.size(-1) ** -0.5)
+    # Both functions are of one score, and broadcast.
+    at = torch.meshgrid(*map(torch.arange, scores.shape), indexing="ij")
+    scores = score_mod(scores, *at) if score_mod else scores
+    keep = block_mask.mask_mod(*at) if block_mask is not None else torch.ones_like(scores, dtype=torch.bool)
+    scores = scores.masked_fill(~keep, torch.finfo(scores.dtype).min)
+    # A query that sees nothing has zeros.
+    output = (scores.softmax(-1) * keep).to(value.dtype) @ value
+    if options.get("return_aux") is not None:
+        return output, module.AuxOutput(scores.logsumexp(-1), scores.amax(-1))
+    return (output, scores.logsumexp(-1)) if options.get("return_lse") else output
 
 
 def _with_gloo(run: Any, kind: Any = None, *args: Any, **options: Any) -> Any:

@@ -34,6 +34,8 @@ from gptscale.foresight.simulate.processes import (
 # The functions that are called as soon as a program has imported a module.
 AFTER_IMPORT = {
     "torch": ["no_cuda.begin", "rider.begin"],
+    "torch.nn.attention.flex_attention": ["no_cuda.plain_flex_attention"],
+    "torch.distributed.fsdp._fully_shard._fsdp_collectives": ["no_cuda.sums_of_fsdp"],
     "torch.distributed.fsdp.fully_sharded_data_parallel": ["rider.watch_fsdp"],
     "deepspeed.runtime.engine": ["rider.watch_deepspeed"],
     "colossalai.zero.low_level.low_level_optim": ["rider.refuse_colossalai"],

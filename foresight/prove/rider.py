@@ -289,7 +289,7 @@ class Rider:
         finally:
             self.in_clip -= 1
         # The second function gets the norm, and returns nothing.
-        norm = result if result is not None else options.get("total_norm", args[-1] if len(args) > 1 else None)
+        norm = result if result is not None else options.get("total_norm", args[1] if len(args) > 1 else None)
         if not self.in_clip and norm is not None:
             self.notes.add("norm", step=self.step, value=number(norm))
         return result

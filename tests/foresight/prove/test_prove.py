@@ -120,6 +120,16 @@ def test_the_command_says_what_is_wrong_and_where(tmp_path, monkeypatch, capfd):
     assert "the CPU took its place" in printed
 
 
+@pytest.mark.slow
+def test_a_program_for_todays_gpus_runs_on_the_cpu(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    one, two = (f"{TORCHRUN[:-1]}{ranks} {PROGRAMS / 'modern.py'}" for ranks in (1, 2))
+    assert main(["prove", "--reference", one, "--candidate", two, "--own-data", "--json", "answer.json"]) == 0
+    worst = json.loads(Path("answer.json").read_text())["worst"]
+    assert 0 < worst["norm"] < 1e-5
+    assert worst["gradient"] < 1e-4
+
+
 LOOP = """
 import sys, time, torch
 model = torch.nn.Linear(4, 4)

@@ -150,7 +150,7 @@ def clip(args, model):
         norm = nn.utils.get_total_norm(local if bug == "local-norm" else [p.grad for p in parameters])
         if bug == "norm-by-root":
             norm = getattr(norm, "full_tensor", lambda: norm)() / dist.get_world_size() ** 0.5
-        nn.utils.clip_grads_with_norm_(parameters, args.clip, norm, foreach=False)
+        nn.utils.clip_grads_with_norm_(parameters, args.clip, norm, False)
         return
     limit = args.clip * (1 + dist.get_rank() * (bug == "drift")) if dist.is_initialized() else args.clip
     clip_grad_norm_(parameters, limit)

@@ -153,9 +153,7 @@ def advice():
         nodes = [] if "mock_cuda" in path.parts else list(ast.walk(ast.parse(path.read_text())))
         parts = {id(n.value) for n in nodes if isinstance(n, ast.Expr)}
         parts |= {id(value) for n in nodes if isinstance(n, ast.JoinedStr) for value in n.values}
-        for node in (
-            node for node in nodes if isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in parts
-        ):
+        for node in (n for n in nodes if isinstance(n, ast.Constant | ast.JoinedStr) and id(n) not in parts):
             values = node.values if isinstance(node, ast.JoinedStr) else [node]
             text = "".join(
                 v.value if isinstance(v, ast.Constant) and isinstance(v.value, str) else "{}" for v in values

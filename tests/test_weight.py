@@ -16,10 +16,10 @@ CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
     "core": (CORE, 24_954),
-    "foresight": (("foresight",), 11_675),
+    "foresight": (("foresight",), 11_674),
     "lenet": (("lenet",), 6_441),
-    "the package": ((*CORE, *LABS), 43_070),
-    "the tests": (("tests",), 26_976),
+    "the package": ((*CORE, *LABS), 43_069),
+    "the tests": (("tests",), 26_975),
 }
 GPT2 = ("common/settings/gpt_config.py", "common/model/gpt.py")
 LOADED = {
@@ -54,9 +54,7 @@ def loaded(starts):
         path = waiting.pop()
         if path not in found:
             found.add(path)
-            ours = (
-                name.split(".")[1:] for name in imports(ast.parse(path.read_text())) if name.startswith("gptscale.")
-            )
+            ours = (n.split(".")[1:] for n in imports(ast.parse(path.read_text())) if n.startswith("gptscale."))
             files = (
                 file
                 for parts in ours

@@ -19,6 +19,7 @@ from gptscale.foresight.fit.splits import STYLES
 from gptscale.foresight.fit.subject import Subject
 
 SOURCE_MOST = 2**20
+OF_ENDS = ("embedding_rowwise", "colwise_gather_output")
 # How many samples are tried, and the words that call a model with its batch.
 SAMPLES = 2
 BATCH_WORDS = ["o.micro_batch_size", "step * (o.global_batch_size // o.micro_batch_size) + number"]
@@ -198,24 +199,17 @@ def _plan_of(model: Any) -> dict[str, str]:
     plan = dict(getattr(model, "tp_plan", None) or {})
     if not plan or not {*plan.values()} <= STYLES.keys():
         return {}
-    embeddings: list[Any] = [
-        getattr(model, name, lambda: None)() for name in ("get_input_embeddings", "get_output_embeddings")
-    ]
-    if all(embeddings) and embeddings[0].weight is embeddings[1].weight:
+    ends: list[Any] = [getattr(model, f"get_{name}_embeddings", lambda: None)() for name in ("input", "output")]
+    if all(ends) and ends[0].weight is ends[1].weight:
         # A matrix with two uses stays whole.
-        plan = {
-            name: style for name, style in plan.items() if style not in ("embedding_rowwise", "colwise_gather_output")
-        }
+        return {name: style for name, style in plan.items() if style not in OF_ENDS}
     return plan
 
 
 def _is_in(path: Path, folder: Path) -> bool:
-    return (
-        path.is_file()
-        and path.stat().st_size <= SOURCE_MOST
-        and folder.absolute() in path.absolute().parents
-        and "site-packages" not in path.parts
-    )
+    if folder.absolute() not in path.absolute().parents or "site-packages" in path.parts:
+        return False
+    return path.is_file() and path.stat().st_size <= SOURCE_MOST
 
 
 def _loss_words(model: Any, inputs: Any, call_words: str, judge: Callable[..., Any] | None) -> str:

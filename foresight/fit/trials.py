@@ -215,11 +215,8 @@ def try_all(trials: Trials, options: FitOptions, known: Mapping[str, Split]) -> 
     def best(name: str, size: int) -> FitRow:
         """Return a split with the largest micro-batch that fits, up to a size, recomputing blocks if none does."""
         split, share = known[name], options.samples * known[name].sharers // gpus
-        sizes = [
-            n
-            for n in range(size, 0, -1)
-            if share % n == 0 and (split.stages == 1 or share // n >= FEW_IDLE * split.stages)
-        ]
+        least = FEW_IDLE * split.stages if split.stages > 1 else 1
+        sizes = [n for n in range(size, 0, -1) if share % n == 0 and share // n >= least]
         why = next(filter(None, (reasons[need] for need in split.needs)), "")
         if not why and split.stages > min(share, subject.chain.get("count", split.stages)):
             why = f"{subject.chain['count']} blocks and {share} samples are too few for {split.stages} stages"
@@ -247,9 +244,8 @@ def try_all(trials: Trials, options: FitOptions, known: Mapping[str, Split]) -> 
         order = sorted(known, key=lambda name: -known[name].stages)
         found = dict(zip(order, pool.map(tried_and_proved, order), strict=True))
         rows = [found[name] for name in known]
-        fitting = sorted(
-            (row for row in rows if row.fits), key=lambda row: row.found.timing.seconds if row.found else 0.0
-        )
+        fitting = [row for row in rows if row.fits]
+        fitting.sort(key=lambda row: row.found.timing.seconds if row.found else 0.0)
         for i, row in enumerate(fitting):
             if row.proved == (2,) and row.split.tensor != 2:
                 fitting[i] = trials.proved(row, 4)

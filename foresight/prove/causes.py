@@ -11,18 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gptscale.foresight.prove.compare import (
-    BEFORE,
-    EPSILON,
-    GRADIENT,
-    NORM,
-    START,
-    WEIGHT,
-    Array,
-    Difference,
-    Proof,
-    Whole,
-)
+from gptscale.foresight.prove.compare import BEFORE, GRADIENT, NORM, START, WEIGHT, Array, Difference, Proof, Whole
 
 # Patterns are seen through the rounding of either side.
 ALIKE = 2e-3
@@ -72,12 +61,9 @@ def factor(own: Array, true: Array, rounding: float = 1e-30) -> float | None:
 
 def words(k: float, world: int) -> str:
     """Return a factor in words."""
-    ranks = {world: ", the number of ranks", 1 / world: ", one over the number of ranks"}
-    ranks |= {
-        world**0.5: ", the root of the number of ranks",
-        world**-0.5: ", one over the root of the number of ranks",
-    }
-    name = next((name for value, name in ranks.items() if abs(k / value - 1) < ALIKE), "")
+    ranks = {float(world): "the number of ranks", world**0.5: "the root of the number of ranks"}
+    ranks |= {1 / value: f"one over {name}" for value, name in ranks.items()}
+    name = next((f", {name}" for value, name in ranks.items() if abs(k / value - 1) < ALIKE), "")
     return f"times {k:.4g}{name}" if k else "zero"
 
 
@@ -90,18 +76,15 @@ def finding(comparison: Proof, difference: Difference) -> Finding:
         return _norm(c, d)
     if d.actual is None:
         return ("norm omits", "left out of clipping") if d.kind == BEFORE else ("not held", "missing")
-    return next(
-        _gradient(c, d, d.actual, d.expected) if d.kind in (BEFORE, GRADIENT) else _update(c, d, d.actual, d.expected)
-    )
+    causes = _gradient if d.kind in (BEFORE, GRADIENT) else _update
+    return next(causes(c, d, d.actual, d.expected))
 
 
 def _norm(c: Proof, d: Difference) -> Finding:
     values, true, root = [*d.actual.values()], d.expected, math.sqrt(c.candidate.world)
     if max(values) - min(values) > c.tolerance * abs(true):
-        return (
-            "norm of a shard",
-            f"unlike between ranks: {', '.join(f'{value:.4g}' for value in values)}, not {true:.4g}",
-        )
+        each = ", ".join(f"{value:.4g}" for value in values)
+        return "norm of a shard", f"unlike between ranks: {each}, not {true:.4g}"
     k = values[0] / true if true else math.inf
     how = f"{words(k, c.candidate.world)}: {values[0]:.4g}, not {true:.4g}"
     if min(abs(k / root - 1), abs(k * root - 1)) < ALIKE:
@@ -186,7 +169,7 @@ def _update(c: Proof, d: Difference, own: Whole, true: Whole) -> Iterator[Findin
         yield "stale" if right else "unlike ranks", "unlike between ranks"
     before = c.wholes(c.reference, WEIGHT if d.step > 1 else START, d.step - 1)[d.name].values
     # An update may be small beside its weight.
-    k = factor(own.values - before, true.values - before, 4 * EPSILON["float32"] * true.largest)
+    k = factor(own.values - before, true.values - before, 2.0**-21 * true.largest)
     if k is None:
         yield "optimizer", "another update"
     yield "rate" if k else "not held", f"an update {words(k or 0.0, c.candidate.world)}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -179,10 +179,8 @@ class Proof:
                 # The first, unless the gradient of another is gone: that one tells more.
                 gone = (d for d in found if isinstance(d.actual, Whole) and not d.actual.largest)
                 if (first := next(gone, found[0] if found else None)) is not None:
-                    values = (kind, first.name, step, first.deviation, first.expected, first.actual)
-                    yield Difference(
-                        *values, len(found), 1 if kind == NORM else len(self.wholes(self.reference, kind, step))
-                    )
+                    of = 1 if kind == NORM else len(self.wholes(self.reference, kind, step))
+                    yield replace(first, unlike=len(found), of=of)
 
     def _is_right(self, kind: str, deviation: float, step: int) -> bool:
         self.worst[kind] = max(self.worst.get(kind, 0.0), math.inf if math.isnan(deviation) else deviation)

@@ -1,12 +1,11 @@
 """The CPU in the place of CUDA, for a program that names it: tensors, models and process groups come to the CPU and gloo.
 
 A program of somebody else reads a copy of this file (foresight/mock_cuda/on_path.py) in an environment without gptscale. So it
-imports torch alone. It does nothing unless its starter asks for it.
+imports torch alone.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -62,8 +61,6 @@ class NoStream(nullcontext[None]):
 
 def begin(torch_module: Any) -> None:
     """Put the CPU in the place of CUDA in this program, which has just imported torch."""
-    if not json.loads(os.environ["GPTSCALE_SIMULATED_PROGRAM"])["without_cuda"]:
-        return
     # Dynamo does not trace through what stands in for CUDA.
     os.environ["TORCH_COMPILE_DISABLE"] = "1"
     CpuForCuda().__enter__()
@@ -77,10 +74,10 @@ def begin(torch_module: Any) -> None:
     cuda.Stream = cuda.Event = cuda.stream = cuda.current_stream = cuda.default_stream = NoStream
     accelerator.current_stream = NoStream
     # Old enough that no program asks for a kernel of its own.
-    known = {"name": "CPU", "major": 8, "minor": 0, "total_memory": 2**40, "multi_processor_count": 1}
-    cuda.get_device_properties = lambda *args: SimpleNamespace(**known)
-    cuda.get_device_name, cuda.get_device_capability = lambda *args: "CPU", lambda *args: (8, 0)
-    cuda.memory_stats, cuda.get_rng_state = lambda *args: {}, lambda *args: torch.get_rng_state()
+    known = SimpleNamespace(name="CPU", major=8, minor=0, total_memory=2**40, multi_processor_count=1)
+    cuda.get_device_properties, cuda.get_device_capability = lambda *args: known, lambda *args: (8, 0)
+    cuda.get_device_name, cuda.memory_stats = lambda *args: "CPU", lambda *args: {}
+    cuda.get_rng_state = lambda *args: torch.get_rng_state()
     module, ddp = torch.nn.Module, torch.nn.parallel.DistributedDataParallel
     wrap(module, "cuda", lambda run, own, *args, **options: own)
     wrap(module, "to", lambda run, own, *args, **options: run(own, *map(_device, args), **_named(options)))
@@ -96,20 +93,18 @@ def begin(torch_module: Any) -> None:
 
 def sums_of_fsdp(module: Any) -> None:
     """Let FSDP 2 sum and then divide: gloo has no reduction that multiplies before it sums."""
-    if json.loads(os.environ["GPTSCALE_SIMULATED_PROGRAM"])["without_cuda"]:
-        wrap(module, "_get_gradient_divide_factors", lambda run, *args: run(*args[:5], *(True for _ in args[5:])))
+    wrap(module, "_get_gradient_divide_factors", lambda run, *args: run(*args[:5], *(True for _ in args[5:])))
 
 
 def plain_flex_attention(module: Any) -> None:
     """Give flex attention a form that has gradients on a CPU: torch's own has none there."""
-    if json.loads(os.environ["GPTSCALE_SIMULATED_PROGRAM"])["without_cuda"]:
-        module.flex_attention = partial(flex_attention, module)
+    module.flex_attention = partial(flex_attention, module)
 
 
 def flex_attention(
     module: Any, query: Any, key: Any, value: Any, score_mod: Any = None, block_mask: Any = None, **options: Any
 ) -> Any:
-    """Return softmax(score_mod(q k^T * scale)) v of all heads, as torch's documentation defines it."""
+    """Return softmax(score_mod(q k^T * scale)) v of all heads, as torch defines it."""
     key, value = (x.repeat_interleave(query.size(1) // x.size(1), 1) for x in (key, value))
     scores = query @ key.transpose(-2, -1) * (options.get("scale") or query.size(-1) ** -0.5)
     # Both functions are of one score, and broadcast.

@@ -155,14 +155,11 @@ def found_in(part: Part, own: Tensor, full: Tensor) -> Part | None:
     if len(unlike) != 1 or full.shape[unlike[0]] % own.shape[unlike[0]]:
         return None
     dimension, length = unlike[0], own.shape[unlike[0]]
-    rows = {_key(row): number for number, row in enumerate(full.movedim(dimension, 0))}
-    found = [rows.get(_key(row), -1) for row in own.to(full.dtype).movedim(dimension, 0)]
+    values = [x.movedim(dimension, 0).reshape(x.shape[dimension], -1).tolist() for x in (full, own.to(full.dtype))]
+    rows = {tuple(row): number for number, row in enumerate(values[0])}
+    found = [rows.get(tuple(row), -1) for row in values[1]]
     if -1 in found or len({*found}) < length or len(rows) < full.shape[dimension]:
         ranks = full.shape[dimension] // length
         rank = torch.distributed.get_rank() % ranks if torch.distributed.is_initialized() else 0
         found = list(range(rank * length, (rank + 1) * length))
     return replace(part, size=list(full.shape), where={"rows": [dimension, found]})
-
-
-def _key(row: Tensor) -> tuple[float, ...]:
-    return tuple(row.reshape(-1).tolist())

@@ -20,26 +20,22 @@ import numpy as np
 from gptscale.common.errors import ConfigError
 from gptscale.common.process.task import reason
 from gptscale.foresight.mock_cuda import on_path
+from gptscale.foresight.simulate import processes
 from gptscale.foresight.simulate.interpreters import interpreter_of
-from gptscale.foresight.simulate.processes import (
-    LOOK_S,
-    TAIL_LINES,
-    ProgramError,
-    last_lines,
-    own_environment,
-    put_on_path,
-    running,
-)
 
 # The functions that are called as soon as a program has imported a module.
 AFTER_IMPORT = {
-    "torch": ["no_cuda.begin", "rider.begin"],
-    "torch.nn.attention.flex_attention": ["no_cuda.plain_flex_attention"],
-    "torch.distributed.fsdp._fully_shard._fsdp_collectives": ["no_cuda.sums_of_fsdp"],
+    "torch": ["rider.begin"],
     "torch.distributed.fsdp.fully_sharded_data_parallel": ["rider.watch_fsdp"],
     "deepspeed.runtime.engine": ["rider.watch_deepspeed"],
     "colossalai.zero.low_level.low_level_optim": ["rider.refuse_colossalai"],
     "colossalai.zero.gemini.gemini_ddp": ["rider.refuse_colossalai"],
+}
+# The same where the CPU takes the place of CUDA.
+WITHOUT_CUDA = {
+    "torch": ["no_cuda.begin", "rider.begin"],
+    "torch.nn.attention.flex_attention": ["no_cuda.plain_flex_attention"],
+    "torch.distributed.fsdp._fully_shard._fsdp_collectives": ["no_cuda.sums_of_fsdp"],
 }
 # A program that fails with such words is tried again with the CPU in the place of CUDA.
 NAMES_CUDA = re.compile(r"cuda|nccl|nvidia|gpu", re.IGNORECASE)
@@ -116,19 +112,19 @@ def environment(task: ProveTask, folder: Path) -> dict[str, str]:
     """Make a folder for what a program notes, and return the environment in which it does."""
     folder.mkdir(exist_ok=True)
     modules = [Path(__file__).with_name(f"{name}.py") for name in ("rider", "parts", "no_cuda")]
-    put_on_path(folder / "path", Path(on_path.__file__), modules)
-    what = {name: getattr(task, name) for name in ("steps", "own_data", "without_cuda")}
+    processes.put_on_path(folder / "path", Path(on_path.__file__), modules)
+    what: dict[str, Any] = {"steps": task.steps, "own_data": task.own_data, "deadline": time.time() + task.limit_s}
     what |= {"folder": str(folder), "reference": str(task.reference) if task.reference else None}
-    what |= {"deadline": time.time() + task.limit_s, "after_import": AFTER_IMPORT}
+    what["after_import"] = AFTER_IMPORT | (WITHOUT_CUDA if task.without_cuda else {})
     # Each rank has a core of its own at most, and all sums have one order.
-    own = own_environment(folder / "path") | {on_path.TASK: json.dumps(what)}
+    own = processes.own_environment(folder / "path") | {on_path.TASK: json.dumps(what)}
     return {"OMP_NUM_THREADS": "1"} | own | dict(task.environ)
 
 
-def _try(task: ProveTask, folder: Path) -> tuple[Recording, ProgramError | None]:
+def _try(task: ProveTask, folder: Path) -> tuple[Recording, processes.ProgramError | None]:
     environ = environment(task, folder)
     began, first = time.monotonic(), None
-    with running(task.command, environ, folder) as (process, tail, _):
+    with processes.running(task.command, environ, folder) as (process, tail, _):
         while not all_done(folder):
             status = process.poll()
             if first is None and any(folder.glob("done.*")):
@@ -136,7 +132,7 @@ def _try(task: ProveTask, folder: Path) -> tuple[Recording, ProgramError | None]
             behind = first is not None and time.monotonic() > first + max(BEHIND_S, first - began)
             if status is not None or behind or time.monotonic() > began + task.limit_s:
                 break
-            time.sleep(LOOK_S)
+            time.sleep(processes.LOOK_S)
     if (folder / "refused.json").exists():
         raise ConfigError(*json.loads((folder / "refused.json").read_text()))
     recording = Recording(folder, task.without_cuda)
@@ -149,10 +145,10 @@ def all_done(folder: Path) -> bool:
     return bool(done) and len(done) >= int(done[0].read_text())
 
 
-def _why(recording: Recording, task: ProveTask, status: int | None, text: str) -> ProgramError:
+def _why(recording: Recording, task: ProveTask, status: int | None, text: str) -> processes.ProgramError:
     """Return the error for a program whose ranks have not made their steps. text: what it printed."""
     said = RANK.sub("", TORCHRUN.split(text, 1)[0]).strip() or text
-    tail = last_lines(said)
+    tail = processes.last_lines(said)
     made = recording.steps()
     least, most = min(made.values()), max(made.values())
     steps = f"{least} of {task.steps} steps"
@@ -164,7 +160,7 @@ def _why(recording: Recording, task: ProveTask, status: int | None, text: str) -
         stacks = sorted(recording.folder.glob("stacks.*"), key=lambda file: file.stat().st_size)
         waited = stacks[-1].read_text().split("\n\n")[-1].splitlines() if stacks else []
         what, fix = f"it made {steps} in {task.limit_s} s", "raise --time-limit, or see where it waits"
-        tail = "\n".join([tail, *waited[:TAIL_LINES]])
+        tail = "\n".join([tail, *waited[: processes.TAIL_LINES]])
     elif status:
         what, fix = f"it failed after {steps} ({reason(said)[:200]})", "see its last lines"
     elif not any(recording.folder.glob("stacks.*")):
@@ -173,4 +169,4 @@ def _why(recording: Recording, task: ProveTask, status: int | None, text: str) -
         what, fix = "it ended without a backward pass", "name a program that trains with torch"
     elif not most:
         what, fix = "it ended without a step of an optimizer of torch", "derive yours from torch.optim.Optimizer"
-    return ProgramError(what, fix, tail)
+    return processes.ProgramError(what, fix, tail)

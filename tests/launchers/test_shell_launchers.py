@@ -34,9 +34,8 @@ def test_one_node():
 
 
 def test_several_nodes():
-    words = dry(
-        LAUNCHERS / "multinode.sh", "--dry-run", "--nodes", "2", "--endpoint", "node7", "--nproc", "8", "fsdp", *OPTIONS
-    )
+    own = "--dry-run --nodes 2 --endpoint node7 --nproc 8 fsdp".split()
+    words = dry(LAUNCHERS / "multinode.sh", *own, *OPTIONS)
     assert words == [
         *"torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint node7:29400 --rdzv-id gptscale --nproc-per-node 8".split(),
         *"-m gptscale.recipes fsdp".split(),

@@ -132,6 +132,4 @@ def test_every_number_of_a_table_is_in_the_csv_that_it_names(page: Path) -> None
         for line, number in ((row, found) for row in ours for found in re.findall(NUMBER, row)):
             value, unit = float(number.replace(",", "")), 10.0 ** -len(number.partition(".")[2])
             # The CSVs have six digits: a last one of 5 may come from above or from below.
-            assert np.abs(known - value).min() <= unit / 2 + 2e-9 * value, (
-                f"{page.name}: no CSV has {number} of\n{line}"
-            )
+            assert np.abs(known - value).min() <= unit / 2 + 2e-9 * value, f"{page.name}: no CSV has {number}: {line}"

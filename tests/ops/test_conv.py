@@ -122,11 +122,9 @@ def test_bias_gradient_of_a_long_sum_is_right_to_the_last_bits(implementation):
     for last in (False, True):
         y = torch.ones(4, 4, 300, 300).to(memory_format=torch.channels_last if last else torch.contiguous_format)
         grad = torch.rand_like(y)
-        result = c.conv_bias_relu_backward(
-            grad, y, x, weight, needs=(False, False, True), implementation=implementation
-        )
+        got = c.conv_bias_relu_backward(grad, y, x, weight, needs=(False, False, True), implementation=implementation)
         exact, torch_sum = grad.double().sum((0, 2, 3)), grad.sum((0, 2, 3))
-        assert ulp(result[2], exact, torch.float32) <= max(1.0, ulp(torch_sum, exact, torch.float32))
+        assert ulp(got[2], exact, torch.float32) <= max(1.0, ulp(torch_sum, exact, torch.float32))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

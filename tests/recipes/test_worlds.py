@@ -251,11 +251,9 @@ def test_a_corrupt_checkpoint_falls_back_to_the_one_before(saved, tmp_path):
 def test_torchrun_by_hand(module, tmp_path):
     name, *options = module
     words = ["--model", "tiny", "--steps", "3", "--out", str(tmp_path)]
-    torchrun = ["--standalone", "--nproc-per-node", "2", "-m", f"gptscale.recipes.{name}", *options, *words]
+    own = ["--standalone", "--nproc-per-node", "2", "-m", f"gptscale.recipes.{name}", *options, *words]
     # torchrun itself is forked, and starts its ranks afresh.
-    ended = run_captured(
-        Program("torch.distributed.run", tuple(torchrun)), timeout=600, environ={**os.environ, **ENVIRONMENT}
-    )
+    ended = run_captured(Program("torch.distributed.run", tuple(own)), timeout=600, environ=os.environ | ENVIRONMENT)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "step 3/3  loss" in ended.stdout
     assert [row["status"] for row in rows(tmp_path / "summary.csv")] == ["ok"]

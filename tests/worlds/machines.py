@@ -215,9 +215,7 @@ class SlurmCluster:
         key = folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
-        files = [
-            f"--{what}={folder}/munge.{what.removesuffix('-file')}" for what in ("socket", "pid-file", "seed-file")
-        ]
+        files = [f"--{own}={folder}/munge.{own.removesuffix('-file')}" for own in ("socket", "pid-file", "seed-file")]
         self._daemon(self.login, "munged", "--foreground", "--force", f"--key-file={key}", *files)
         wait_for((folder / "munge.socket").exists, "munged")
         self._daemon(self.login, "slurmctld", "-D")

@@ -84,11 +84,9 @@ def test_from_hf_refuses_what_it_would_get_wrong():
     config = transformers.LlamaConfig(**sizes, vocab_size=64, attention_bias=True)
     with pytest.raises(ValueError, match="biases True"):
         from_hf(transformers.LlamaForCausalLM(config))
-    other = transformers.OPTConfig(
-        hidden_size=32, ffn_dim=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=64
-    )
+    opt = transformers.OPTConfig(hidden_size=32, ffn_dim=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=64)
     with pytest.raises(ValueError, match="no family here has models of type opt"):
-        from_hf(transformers.OPTForCausalLM(other))
+        from_hf(transformers.OPTForCausalLM(opt))
 
 
 @pytest.mark.parametrize("mode", ["none", "full", "selective"])

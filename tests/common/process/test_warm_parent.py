@@ -182,9 +182,8 @@ def test_the_tenth_run_of_a_parent_has_the_bits_of_the_first(tmp_path):
     """Between them runs of other recipes, and one that fails."""
     if is_inside("colossalai"):
         pytest.skip("DDP takes options that its torch does not have")
-    others = [
-        ["run", name, "--steps", "2", "--device", "cpu", "--out", tmp_path] for name in ("single", "zero1", "fsdp")
-    ]
+    words = ["--steps", "2", "--device", "cpu", "--out", tmp_path]
+    others = [["run", name, *words] for name in ("single", "zero1", "fsdp")]
     losses = set()
     for number in range(10):
         ok(*RUN, "--out", tmp_path, "--run-name", f"r{number}")

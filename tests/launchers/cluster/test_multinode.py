@@ -92,9 +92,7 @@ def steps(out):
 def wait_for_steps(count, log):
     """Wait until the run has that many steps in its CSV."""
     file = Path("out/runs/r/steps.csv")
-    wait_for(
-        lambda: file.exists() and file.read_bytes().count(b"\n") > count, f"{count} steps ({Path(log).read_text()})"
-    )
+    wait_for(lambda: file.exists() and file.read_bytes().count(b"\n") > count, f"{count} steps {Path(log).read_text()}")
 
 
 @pytest.mark.promise(

@@ -10,9 +10,8 @@ from gptscale.launchers.run.preflight import preflight
 @pytest.fixture
 def plan(tmp_path):
     def make(*words):
-        config, recipe_config = parse_run(
-            "single", ["--data", "synthetic", "--out", str(tmp_path), "--run-name", "r", *words]
-        )
+        own = ["--data", "synthetic", "--out", str(tmp_path), "--run-name", "r"]
+        config, recipe_config = parse_run("single", [*own, *words])
         return preflight("single", config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
 
     return make

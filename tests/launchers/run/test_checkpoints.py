@@ -107,9 +107,8 @@ def test_a_stop_waits_for_the_save_behind_the_steps_and_costs_no_bit(tmp_path):
     ok("run", *words, tmp_path / "unbroken", "--nproc", 2)
     for path in (unbroken / "step-12").glob("*.safetensors"):
         assert path.read_bytes() == (checkpoints / "step-12" / path.name).read_bytes()
-    columns = [
-        pd.read_csv(folder.parent / "steps.csv")[["step", "loss", "grad_norm"]] for folder in (checkpoints, unbroken)
-    ]
+    files = (folder.parent / "steps.csv" for folder in (checkpoints, unbroken))
+    columns = [pd.read_csv(file)[["step", "loss", "grad_norm"]] for file in files]
     assert columns[0].equals(columns[1])
 
 

@@ -21,9 +21,8 @@ def test_kebab_and_snake_case_and_equals_signs():
 
 
 def test_recipe_options_stand_beside_the_runs_and_the_launchers():
-    run, recipe, launch = parse_launch(
-        "fsdp", ["--prefetch", "3", "--nproc", "4", "--lr", "0.1", "--dry-run"], LaunchOptions
-    )
+    words = "--prefetch 3 --nproc 4 --lr 0.1 --dry-run".split()
+    run, recipe, launch = parse_launch("fsdp", words, LaunchOptions)
     assert (recipe.prefetch, launch.nproc, launch.dry_run, run.lr) == (3, 4, True, 0.1)
 
 

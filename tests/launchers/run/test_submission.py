@@ -49,17 +49,16 @@ def test_with_fewer_nodes_the_accumulation_grows(capsys, refused):
     save = ["--save-every", "5", *RUN]
     text = script(capsys, "ddp", "--nodes", "4", "--min-nodes", "4", "--global-batch-size", "12", *save)
     assert "#SBATCH --nodes=4\n" in text
-    text = script(
-        capsys, "ddp", "--nodes", "4", "--min-nodes", "3", "--global-batch-size", "12", "--micro-batch-size", "1", *save
-    )
+    words = "--nodes 4 --min-nodes 3 --global-batch-size 12 --micro-batch-size 1".split()
+    text = script(capsys, "ddp", *words, *save)
     assert "#SBATCH --nodes=3-4\n" in text
     assert "#SBATCH --exclusive\n" in text
     assert "--global-batch-size 12 --micro-batch-size 1 " in text
     text = script(capsys, "ddp", "--nodes", "2", "--min-nodes", "1", "--exclusive=user", *save)
     assert "#SBATCH --exclusive=user\n" in text
     assert "#SBATCH --exclusive\n" not in text
-    words = ["ddp", "--nodes", "4", "--global-batch-size", "12", "--micro-batch-size", "3", "--min-nodes", "3"]
-    line = refused(["submit", *words, *save, "--dry-run"])
+    words[-1] = "3"
+    line = refused(["submit", "ddp", *words, *save, "--dry-run"])
     assert "on 3 of the nodes global batch 12 is not a multiple of 9" in line
     assert line.endswith("in --min-nodes, leave it out")
 
@@ -86,9 +85,8 @@ def test_refused_before_anything_is_submitted(words, expected, refused):
 
 
 def test_a_gpu_job_is_planned_where_there_is_no_gpu(capsys):
-    text = script(
-        capsys, "fsdp", "--nodes", "2", "--gpus-per-node", "8", "--precision", "fp8", "--global-batch-size", "64", *RUN
-    )
+    words = "--nodes 2 --gpus-per-node 8 --precision fp8 --global-batch-size 64".split()
+    text = script(capsys, "fsdp", *words, *RUN)
     assert "#SBATCH --gpus-per-node=8\n" in text
     assert "#SBATCH --ntasks-per-node=8\n" in text
     assert "--device cuda" in text

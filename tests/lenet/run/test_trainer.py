@@ -59,9 +59,7 @@ def test_the_trainer_computes_what_our_loop_does(tmp_path: Path, idx_folder: Pat
         assert a[column].equals(b[column])
     assert (b.load_s > 0).all()
     assert (b.update_s > 0).all()
-    ends = [
-        table(outcome, "epochs.csv")[["epoch", "step", "test_accuracy", "class_accuracy"]] for outcome in (ours, its)
-    ]
+    ends = [table(one, "epochs.csv")[["epoch", "step", "test_accuracy", "class_accuracy"]] for one in (ours, its)]
     assert ends[0].equals(ends[1])
     assert its.row["strategy"] == strategy
     assert (its.folder / "lightning").is_dir() == (strategy == "trainer")

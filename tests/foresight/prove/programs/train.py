@@ -12,7 +12,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.utils import clip_grad_norm_
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 BUGS = {
@@ -54,9 +56,18 @@ class Model(nn.Module):
         if args.freeze:
             self.norm.weight.requires_grad_(False)
         self.bug = args.bug
+        self.slope = nn.Parameter(torch.ones(2)) if args.device == "cuda" else None
+
+    def attend(self, x):
+        heads = x.unflatten(-1, (2, -1)).transpose(1, 2)
+        nearer = lambda score, batch, head, i, j: score - self.slope[head] * (i - j)  # noqa: E731
+        mask = create_block_mask(lambda batch, head, i, j: i >= j, None, None, LENGTH, LENGTH, device=x.device)
+        return torch.compile(flex_attention)(heads, heads, heads, nearer, mask).transpose(1, 2).flatten(-2)
 
     def forward(self, tokens):
         x = self.embedding(tokens)
+        if self.slope is not None:
+            x = x + checkpoint(self.attend, x, use_reentrant=False)
         inner = F.gelu(self.up(self.norm(x)))
         x = x + self.down(self.dropout(inner.detach() if self.bug == "zero" else inner))
         return self.head(x)
@@ -170,9 +181,11 @@ def wrapped(args, model):
     if args.engine == "fsdp2":
         from torch.distributed.fsdp import fully_shard
 
-        for block in (model.up, model.down):
+        for block in (model.up, model.down, model):
             fully_shard(block)
-        return fully_shard(model)
+            if args.device == "cuda":
+                block.set_gradient_divide_factor(1.0)
+        return model
     if args.engine == "tensor":
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -187,6 +200,10 @@ def train(args):
     if args.bug == "no-broadcast":
         torch.manual_seed(dist.get_rank())
         model = Model(args)
+    divisor = 1 if args.bug == "accumulation" else args.accumulate
+    if args.device == "cuda":
+        print(torch.cuda.get_device_properties(0).name, torch.cuda.get_device_capability())
+        divisor *= world if args.engine == "fsdp2" else 1
     model = wrapped(args, model.to(args.device))
     data_world = world if args.engine not in ("tensor", "pipeline") and args.bug != "same-batch" else 1
     sampler = DistributedSampler(dataset, data_world, dist.get_rank() % data_world, seed=1) if data_world > 1 else None
@@ -208,7 +225,7 @@ def train(args):
             with model.no_sync() if waits else nullcontext():
                 with precision:
                     logits = model(tokens)
-                    loss = loss_of(args, logits.float(), targets, 1 if args.bug == "accumulation" else args.accumulate)
+                    loss = loss_of(args, logits.float(), targets, divisor)
                 loss.backward()
         if args.engine == "fsdp2" and args.bug == "sum":
             for p in filter(lambda p: p.grad is not None, model.parameters()):

@@ -34,9 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "cluster: brings up several machines, on this one; -m 'not cluster' leaves them out"
     )
-    config.addinivalue_line(
-        "markers", "promise(row): holds a row of docs/guides/faults.md, which tools/promises.py writes"
-    )
+    config.addinivalue_line("markers", "promise(row): holds a row of docs/guides/faults.md (tools/promises.py)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

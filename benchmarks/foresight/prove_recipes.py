@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gptscale.common.errors import GptscaleError
 from gptscale.common.settings.command_line import parse
+from gptscale.common.settings.families import MODELS
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.prove.answer import answer
 from gptscale.foresight.prove.compare import GRADIENT, Proof
@@ -26,8 +27,10 @@ from gptscale.launchers.cli import start
 from gptscale.launchers.run.options import default_recipe_config
 from gptscale.launchers.run.start import recipes_named
 
-# Enough blocks for two stages on each of four ranks. Under AdamW gradients of mere rounding become whole steps, so it is SGD.
-WORDS = "--n-layer 8 --seq-len 16 --global-batch-size 16 --optimizer sgd --lr 0.1 --clip-grad-norm 0.5"
+# Under AdamW gradients of mere rounding become whole steps, so it is SGD.
+WORDS = "--seq-len 16 --global-batch-size 16 --optimizer sgd --lr 0.1 --clip-grad-norm 0.5"
+# Enough blocks of a preset for two stages on each of four ranks.
+BLOCKS = " --n-layer 8"
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class RecipeProofOptions:
     """Which recipes, on which models and ranks."""
 
     models: str = "tiny,llama-tiny"
-    """Presets with commas between."""
+    """Presets with commas between, or hf:FOLDER."""
     ranks: str = "2,4"
     """Numbers of ranks with commas between."""
     recipes: str = "all"
@@ -50,16 +53,16 @@ def rows(options: RecipeProofOptions, folder: Path) -> Iterator[tuple[str, ...]]
     """Yield a row for each way of each recipe: what it is, its worst gradient and update, and the answer."""
     names = [n for n in recipes_named(options.recipes, RunConfig(device="cpu")) if n != "single"]
     for model in options.models.split(","):
-        (within := folder / model).mkdir()
+        (within := folder / Path(model).name).mkdir()
         references: dict[str, Recording] = {}
         for ranks in map(int, options.ranks.split(",")):
             ways = [(n, way) for n in names for way in default_recipe_config(n).ways(ranks)[-options.ways :]]
             for number, (name, way) in enumerate(ways):
                 said, worst = "", dict[str, float]()
                 try:
-                    words = f"{WORDS} --model {model} --nproc {ranks} --time-limit {options.time_limit}".split()
+                    words = f"{WORDS}{BLOCKS * (model in MODELS)} --model {model} --nproc {ranks}".split()
                     task = of_recipe(name, [*words, *way], within)
-                    one = ProveTask(shlex.split(task.reference), task.steps, task.time_limit, own_data=True)
+                    one = ProveTask(shlex.split(task.reference), task.steps, options.time_limit, own_data=True)
                     if task.reference not in references:
                         references[task.reference] = record(one, within / f"reference-{len(references)}")
                     reference = references[task.reference]

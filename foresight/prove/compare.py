@@ -135,8 +135,7 @@ class Proof:
         gradients = candidate.by_kind[GRADIENT]
         used = {(fact["rank"], fact["copy"]) for fact in gradients if not fact["none"]}
         names = {fact["name"] for fact in gradients if not fact["none"]}
-        holders = {(fact["rank"], fact["copy"]) for fact in gradients if fact["name"] in names}
-        self.unused = holders - used
+        self.unused = {(fact["rank"], fact["copy"]) for fact in gradients if fact["name"] in names} - used
         # A sum of millions of squares, one after another, rounds by more than the tolerance, and so does what is clipped by it.
         count = sum(math.prod(fact["size"]) for fact in starts) if reference.by_kind[NORM] else 0
         self.norm_rounding = EPSILON.get(self.precision, 0.0) * math.sqrt(count) / 4

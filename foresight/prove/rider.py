@@ -44,7 +44,9 @@ class Notes:
     """The files of one rank."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self.lines, self.values = (folder / f"{rank}.jsonl").open("w"), (folder / f"{rank}.bin").open("wb")
+        if (file := folder / f"{rank}.jsonl").exists():
+            refuse(f"two processes compute as rank {rank}", "let no launcher run the model")
+        self.lines, self.values = file.open("w"), file.with_suffix(".bin").open("wb")
 
     def add(self, kind: str, tensor: Tensor | None = None, **facts: Any) -> None:
         """Note a value, and a tensor of it: floating ones with 4 bytes a number, or with 8."""
@@ -204,7 +206,8 @@ class Rider:
     def _meet(self, root: nn.Module) -> None:
         """Learn the weights of a model that runs for the first time, note them, and give it those of the reference."""
         self.modules |= {id(module) for module in root.modules()}
-        if next(root.parameters(), None) is None:
+        # One on the meta device is only tried, by a launcher for example.
+        if next(root.parameters(), None) is None or any(weight.is_meta for weight in root.parameters()):
             return
         self.roots.append(root)
         self.notes.add("model", world=self.world)
@@ -269,7 +272,7 @@ class Rider:
         """Note the losses whose gradients are asked for. Stages of torch 2.15 give edges of a graph, which have no value."""
         losses = args[0] if args else options["tensors"]
         for loss in [losses] if isinstance(losses, Tensor) else losses:
-            if isinstance(loss, Tensor) and loss.numel() == 1 and not self.in_backward:
+            if isinstance(loss, Tensor) and loss.numel() == 1 and not (self.in_backward or loss.is_meta):
                 self.notes.add("loss", step=self.step, value=number(loss))
         self.in_backward += 1
         try:
@@ -383,8 +386,7 @@ class Rider:
             loader.batches += 1
             return batch
         size = len(tensors[0])
-        loader.peers = loader.peers or self._peers(loader, tensors[0])
-        peers, index = loader.peers
+        peers, index = loader.peers = loader.peers or self._peers(loader, tensors[0])
         start, loader.samples = loader.samples + index * size, loader.samples + peers * size
         return self._dealt(batch, self.reference.batches.get(loader.number, {}), start, size)
 
@@ -468,8 +470,7 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 def refuse(what: str, fix: str) -> NoReturn:
     """End this process with a line for the starter."""
-    folder = json.loads(os.environ[TASK])["folder"]
-    Path(folder, "refused.json").write_text(json.dumps([what, "in the program", fix]))
+    Path(json.loads(os.environ[TASK])["folder"], "refused.json").write_text(json.dumps([what, "in the program", fix]))
     os._exit(2)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import LlamaConfig
 
 from benchmarks.foresight.prove import ALSO, CAUSES, Forks
 from gptscale.foresight.prove.causes import alike, factor, finding, words
@@ -69,7 +70,7 @@ def compared(forks):
 def test_a_right_program_is_called_right(compared, engine, words):
     comparison = compared(engine, words)
     assert not comparison.differences
-    assert max(comparison.worst.values()) <= (1e-5 if "bf16" not in words else 6e-2)
+    assert max(comparison.worst.values()) <= (6e-2 if "bf16" in words else 1e-5)
 
 
 @pytest.mark.slow
@@ -169,6 +170,9 @@ def test_a_recipe_is_compared_with_one_process(tmp_path, monkeypatch, capfd):
     assert main(["prove", "ddp", "--model", "tiny", "--n-layer", "2", "--seq-len", "64"]) == 0
     assert "right    2 ranks compute what one process computes, in 3 steps" in capfd.readouterr().out
     assert not list(tmp_path.iterdir())
+    # Its launcher tries a step of a model of others.
+    LlamaConfig(vocab_size=257, hidden_size=64, num_hidden_layers=2, num_attention_heads=2).save_pretrained("llama")
+    assert main(["prove", "fsdp", "--model", "hf:llama", "--seq-len", "16"]) == 0
 
 
 def test_parts_of_ranks_make_a_whole_and_replicas_are_compared():

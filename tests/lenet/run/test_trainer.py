@@ -27,9 +27,7 @@ LONG = vision_runs.LONG | {"log_every": 1}
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make this process a world of one, as a launcher would start it."""
-    pytest.importorskip(
-        "pytorch_lightning", reason="needs Lightning's Trainer: pip install 'gptscale[lightning-trainer]'"
-    )
+    pytest.importorskip("pytorch_lightning", reason="it needs pip install 'gptscale[lightning-trainer]'")
     world = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     for name, value in (world | {"MASTER_PORT": "set by run", "GLOO_SOCKET_IFNAME": "lo"}).items():
         monkeypatch.setenv(name, value)

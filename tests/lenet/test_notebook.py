@@ -27,7 +27,7 @@ def test_it_is_committed_as_it_ran() -> None:
     assert all(output.name == "stdout" for output in outputs if output.output_type == "stream")
     text = [str(output.get("text") or output.data.get("text/plain")) for output in outputs]
     assert not [line for line in text if "/home/" in line or "/root/" in line or "/tmp/" in line]
-    assert sum("image/png" in output.get("data", {}) for output in outputs) == 5
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 7
 
 
 @pytest.mark.slow

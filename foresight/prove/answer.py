@@ -19,7 +19,7 @@ def answer(comparison: Proof) -> dict[str, Any]:
         first |= {"how": how, "cause": cause, "why": CAUSES[cause], "line": c.line.get(d.name)}
     notes = {
         "dropout was left out of both programs": c.reference.by_kind["dropout"] or c.candidate.by_kind["dropout"],
-        "the programs name CUDA: the CPU took its place": c.candidate.without_cuda,
+        "the programs name CUDA: the CPU took its place, and nothing was compiled": c.candidate.without_cuda,
         "losses are shown otherwise: gradients agree all the same": not first and c.worst["loss"] > c.tolerance,
         f"compared as {c.precision}, whose rounding hides small faults: compare in fp32 too": c.tolerance > 1e-3,
     }

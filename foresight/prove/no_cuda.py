@@ -93,7 +93,7 @@ def begin(torch_module: Any) -> None:
 
 def sums_of_fsdp(module: Any) -> None:
     """Let FSDP 2 sum and then divide: gloo has no reduction that multiplies before it sums."""
-    wrap(module, "_get_gradient_divide_factors", lambda run, *args: run(*args[:5], *(True for _ in args[5:])))
+    wrap(module, "_get_gradient_divide_factors", lambda run, *args, **o: run(*args[:5], *(True for _ in args[5:]), **o))
 
 
 def plain_flex_attention(module: Any) -> None:

@@ -153,6 +153,7 @@ for step in range(int(sys.argv[1])):
         ("{python} {file} 1", "raise ValueError('a shape')", "it failed after 1 of 3 steps (ValueError: a shape)"),
         ("{torchrun} {file} 1", "raise ValueError('a shape')", "it failed after 1 of 3 steps (ValueError: a shape)"),
         ("{python} {file} 1", "time.sleep(1000)", "it made 1 of 3 steps in 60 s"),
+        ("{python} {file} 1", "__import__('os').system(f'{sys.executable} {__file__} 1')", "two processes compute"),
     ],
 )
 def test_a_program_that_cannot_be_compared_is_refused_in_a_line(tmp_path, capfd, command, end, message):

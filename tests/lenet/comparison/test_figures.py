@@ -19,12 +19,10 @@ def drawn(panel: Any) -> dict[str, list[float]]:
 
 def test_the_median_and_the_spread_are_drawn() -> None:
     panel = Figure().subplots()
-    bars(
-        panel, {"a": [3.0, 1.0, 2.0], "failed": [None], "b": [5.0]}, [Column("seconds", lambda row: row, ".1f")], "time"
-    )
+    bars(panel, {"a": [3.0, 1.0, 2.0], "none": [None], "b": [5.0]}, [Column("seconds", lambda row: row, ".1f")], "time")
     assert [bar.get_width() for bar in panel.patches] == [2.0, 5.0]  # type: ignore[attr-defined]
     assert [list(line.get_xdata()) for line in panel.lines] == [[1.0, 3.0], [5.0, 5.0]]  # type: ignore[arg-type]
-    assert [label.get_text() for label in panel.get_yticklabels()] == ["a", "failed", "b"]
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["a", "none", "b"]
 
 
 def test_curves_are_medians_over_the_runs_and_the_reports_as_far_as_ours() -> None:

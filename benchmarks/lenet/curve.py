@@ -1,4 +1,4 @@
-"""What commands use over time: processors and memory of their processes, and those of a GPU if there is one.
+"""What commands use over time: processors and memory of their processes, and those of the first GPU if there is one.
 
     python -m benchmarks.lenet.curve --csv curve.csv --png curve.png --commands "gptscale lenet train --epochs 2" "..."
 
@@ -8,6 +8,7 @@ The commands run one after the other, and a picture shows them beside each other
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -39,7 +40,7 @@ class CurveOptions:
     """Which commands, and where their curves go."""
 
     commands: tuple[str, ...]
-    """Each in quotes."""
+    """One or more, each in quotes."""
     csv: Path
     """File for the samples."""
     png: Path
@@ -49,6 +50,11 @@ class CurveOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self, {"every_s": (0.01, 60.0)})
+        if not self.commands:
+            raise ConfigError("no command", "in --commands", "write each in quotes")
+        for command in self.commands:
+            if not shutil.which(program := command.partition(" ")[0]):
+                raise ConfigError(f"there is no program {program!r}", "in --commands", "write it as in a shell")
         for name in ("csv", "png"):
             check_output_file(getattr(self, name), f"--{name}", "cannot be written")
 

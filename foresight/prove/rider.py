@@ -45,7 +45,7 @@ class Notes:
 
     def __init__(self, folder: Path, rank: int) -> None:
         if (file := folder / f"{rank}.jsonl").exists():
-            refuse(f"two processes compute as rank {rank}", "let no launcher run the model")
+            refuse(f"two processes compute as rank {rank}", "train in its ranks alone, not in their launcher")
         self.lines, self.values = file.open("w"), file.with_suffix(".bin").open("wb")
 
     def add(self, kind: str, tensor: Tensor | None = None, **facts: Any) -> None:

@@ -137,7 +137,7 @@ def measure(row: Mapping[str, str], library: Path, limit_s: int) -> dict[str, fl
             with suppress(subprocess.TimeoutExpired):
                 process.wait(limit_s)
         if not report.exists():
-            raise RuntimeError(f"no report, exit status {process.returncode}\n{last_lines(tail())}")
+            raise RuntimeError(f"no report, exit status {process.poll()}\n{last_lines(tail())}")
         facts = json.loads(report.read_text())
         if facts["error"] or facts["steps"] < options.steps:
             raise RuntimeError(f"after {facts['steps']} steps: {facts['error']}\n{last_lines(tail())}")

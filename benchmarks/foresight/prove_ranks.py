@@ -26,10 +26,9 @@ LIMIT_S = 120.0
 def be_rank(program: str, environ: dict[str, str], folder: str, reference: str | None, words: list[str]) -> None:
     """Be one rank of a program. What rides in torch since its import gets another task."""
     module: Any = sys.modules["gptscale_rider"]
-    module._rider.folder = Path(folder)
-    module._rider.reference = module.Reference(Path(reference)) if reference else None
-    os.environ.update(environ)
-    os.environ[TASK] = json.dumps(json.loads(os.environ[TASK]) | {"folder": folder})
+    task = json.loads(os.environ[TASK]) | {"folder": folder, "reference": reference}
+    module.rider.take(task)
+    os.environ.update(environ | {TASK: json.dumps(task)})
     log = os.open(f"{folder}/log.{environ.get('RANK', '0')}", os.O_WRONLY | os.O_CREAT)
     for stream in (1, 2):
         os.dup2(log, stream)

@@ -114,14 +114,14 @@ class WarmParent:
         return cls(connection, os.environ, lambda: os.waitpid(pid, 0))
 
     @classmethod
-    def start(cls, environment: str = "") -> WarmParent:
-        """Start one afresh, with the interpreter of `environment`."""
+    def start(cls, environment: str = "", more: Sequence[str] = (), env: Mapping[str, str] = os.environ) -> WarmParent:
+        """Start one afresh that imports `more` too, with the interpreter of `environment` and the variables `env`."""
         connection, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = ["-Pm", "gptscale.common.process.fork_server", str(child_end.fileno()), *COMMON_IMPORTS]
+        words = ["-Pm", "gptscale.common.process.fork_server", str(child_end.fileno()), *COMMON_IMPORTS, *more]
         command = [environments.python(environment), *words]
-        process = subprocess.Popen(command, pass_fds=[child_end.fileno()], stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(command, env=env, pass_fds=[child_end.fileno()], stdin=subprocess.DEVNULL)
         child_end.close()
-        return cls(connection, os.environ, process.wait)
+        return cls(connection, env, process.wait)
 
     def with_imports(self, imports: tuple[str, ...]) -> WarmParent:
         """Fork a warm parent from this one that imports more modules, and do not wait for it."""

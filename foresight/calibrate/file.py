@@ -129,9 +129,7 @@ def add(path: Path, measured: MeasuredMachine) -> list[MeasuredMachine]:
             earlier.operations += [timed._replace(date=timed.date or today) for timed in measured.operations]
             replace_file(path, _text(machines).encode())
     except Timeout:
-        raise StorageError(
-            f"another process holds {path}.lock", "in --out", "wait for it, or give another --out FILE"
-        ) from None
+        raise StorageError(f"another process holds {path}.lock", "in --out", "wait, or give another --out") from None
     except OSError as error:
         raise StorageError(str(error), "in --out", "give --out FILE in a folder of your own") from error
     return machines

@@ -111,9 +111,7 @@ def time_collectives(
     Its shape is the bytes, the ranks, and how many of them are on a node. The groups of a split are measured as they run: all of
     one kind at the same time, so that those that leave a node share its links.
     """
-    groups = {
-        shape: _group(shape[0], stride, world_size) for shape, stride in group_shapes(world_size, per_node).items()
-    }
+    groups = {shape: _group(shape[0], apart, world_size) for shape, apart in group_shapes(world_size, per_node).items()}
     calls: dict[Operation, Callable[[], object]] = {}
     for size in sizes:
         for (ranks, on_node), group in groups.items():

@@ -12,6 +12,7 @@ import tyro
 from gptscale.common.errors import ConfigError, visible
 from gptscale.common.settings.checks import check_output_file
 from gptscale.common.settings.command_line import parse
+from gptscale.foresight.price.picture import filled
 from gptscale.foresight.verdict.verdict import Verdict
 from gptscale.results.render import DPI, SHARES, subplots
 
@@ -64,18 +65,11 @@ COLUMNS = 88
 
 def gantt(ranks: Sequence[Sequence[tuple[str, float, float]]]) -> list[str]:
     """Return the step of each rank as a line of letters, with time to the right."""
-    ends = [end for pieces in ranks for _, _, end in pieces]
-    column_s = max(ends, default=0.0) / COLUMNS
+    seconds = max((end for pieces in ranks for _, _, end in pieces), default=0.0)
     lines = []
     for rank, pieces in enumerate(ranks):
-        cells: list[dict[str, float]] = [{} for _ in range(COLUMNS)]
-        for what, begin, end in pieces:
-            for i in range(int(begin / column_s), min(COLUMNS, int(end / column_s) + 1)):
-                inside_s = min(end, (i + 1) * column_s) - max(begin, i * column_s)
-                cells[i][what] = cells[i].get(what, 0.0) + inside_s
-        letters = (
-            LETTERS.get(max(cell, key=lambda what: cell[what], default=""), "-") if cell else " " for cell in cells
-        )
+        cells = filled(pieces, COLUMNS, seconds)
+        letters = (LETTERS.get(max(cell, key=lambda x: cell[x], default=""), "-") if cell else " " for cell in cells)
         lines.append(f"rank {rank:>2} {''.join(letters)}")
     return lines
 

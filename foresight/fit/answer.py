@@ -34,9 +34,7 @@ def show(subject: Subject, cluster: Cluster, options: FitOptions, rows: Sequence
         for line in reasons(good, cluster, options.precision):
             print(line)
         if not subject.is_bf16 and options.precision == "bf16":
-            print(
-                "note     the model does not run with weights of bf16: they stay in fp32, and autocast casts products"
-            )
+            print("note     the model does not run with weights in bf16: they are in fp32, and autocast casts products")
     else:
         print(title)
         print(nearest(rows))
@@ -85,9 +83,7 @@ def reasons(rows: Sequence[FitRow], cluster: Cluster, precision: str) -> list[st
         assert second is not None
         ratio, more = second.timing.seconds / first.timing.seconds, dict[str, float]()
         if ratio < 1.01:
-            lines.append(
-                f"as fast  {row.name}: within {ratio - 1:.1%}; {rows[0].name} stands first for no reason of speed"
-            )
+            lines.append(f"as fast  {row.name}: within {ratio - 1:.1%}; {rows[0].name} is first for no reason of speed")
             continue
         if first.replayed and second.replayed:
             own = parts(rows[0])

@@ -66,9 +66,7 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
     from gptscale.foresight.fit.twin import blocks_of, moved, on_meta, two_blocks, widen
 
     where, opened = build.partition(":")[0], set[Path]()
-    sys.addaudithook(
-        lambda event, args: opened.add(Path(args[0])) if event == "open" and type(args[0]) is str else None
-    )
+    sys.addaudithook(lambda event, of: opened.add(Path(of[0])) if event == "open" and type(of[0]) is str else None)
     make, module, name = user_function(build, "the model")
     tried, *of_small = user_function(small, "--small") if small else (make, module, name)
     deal, *of_batch = user_function(batch or f"{where}:batch", "--batch")

@@ -50,14 +50,8 @@ class FitOptions:
     """The row of the table whose program is written."""
 
     def __post_init__(self) -> None:
-        counts = {
-            "gpus": (1, 2**16),
-            "nodes": (1, 4096),
-            "global_batch_size": (1, 2**24),
-            "seq_len": (1, 2**24),
-            "row": (1, 100),
-        }
-        check_ranges(self, counts)
+        check_ranges(self, {"gpus": (1, 2**16), "nodes": (1, 4096), "row": (1, 100)})
+        check_ranges(self, dict.fromkeys(("global_batch_size", "seq_len"), (1, 2**24)))
         if self.gpus % self.nodes:
             raise ConfigError(
                 f"{self.gpus} GPUs are not the same number on each of {self.nodes} nodes", "in --gpus", "change one"

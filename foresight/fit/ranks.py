@@ -1,50 +1,54 @@
-"""The ranks of a written program on this CPU, forked from a process that has imported what it imports."""
+"""The ranks of a written program on this CPU, or its one rank under the mock, forked from a process with its libraries."""
 
 from __future__ import annotations
 
-import ast
-import faulthandler
-import importlib
+import json
 import os
 import runpy
 import signal
 import sys
 from pathlib import Path
 
-# What a program imports is imported once, if it is of these. The user's own modules may start threads, which no fork has.
-LIBRARIES = {"accelerate", "deepspeed", "torch", "transformers"}
+from gptscale.common.process.fork_server import die_with_parent, is_fresh
+from gptscale.foresight.mock_cuda import on_path
+
 PORT_DIGITS = 5
-# torch imports them when they are first used: in each rank, if they are not there yet.
-LATE = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel")
 
 
 def main(count: int, file: str, *words: str) -> int:
     """Run a program on so many ranks, and return the exit status of the first that fails."""
-    for node in ast.parse(Path(file).read_text()).body:
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-        module = getattr(node, "module", None)
-        if (module or (names or [""])[0]).split(".")[0] in LIBRARIES:
-            for name in names:
-                # Some modules of transformers are imported by the first use of a name.
-                getattr(importlib.import_module(module), name) if module else importlib.import_module(name)
-    for name in LATE:
-        importlib.import_module(name)
-    # At its end a rank would wait for the thread of this timer, which a fork does not have.
-    faulthandler.cancel_dump_traceback_later()
+    if is_fresh() and on_path.TASK in os.environ:
+        # Files of ours came with torch, before the fork. Now they learn whose process this is.
+        on_path.take_task()
+        for name in ("watch", "rider"):
+            if module := sys.modules.get(f"gptscale_{name}"):
+                getattr(module, name).take(json.loads(os.environ[on_path.TASK]))
+    if count == 1:
+        return _run(file, words)
     reader, writer = os.pipe()
     ranks: dict[int, int] = {}
     for rank in range(count):
         pid = os.fork()
         if not pid:
+            die_with_parent()
             port = os.read(reader, PORT_DIGITS).decode()
             numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
             os.environ |= {name: str(number) for name, number in numbers.items()}
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
-            sys.argv[:], sys.path[0] = [file, *words], str(Path(file).parent)
-            runpy.run_path(file, run_name="__main__")
-            return 0
+            return _run(file, words)
         ranks[pid] = rank
     return _wait(ranks, writer)
+
+
+def _run(file: str, words: tuple[str, ...]) -> int:
+    sys.argv[:], sys.path[0] = [file, *words], str(Path(file).parent)
+    try:
+        runpy.run_path(file, run_name="__main__")
+    except Exception:
+        # Whoever watches the program hears of it there.
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
 
 
 def _wait(ranks: dict[int, int], writer: int) -> int:

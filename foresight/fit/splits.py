@@ -281,15 +281,8 @@ def splits(gpus: int, per_node: int) -> dict[str, Split]:
     """Return the splits that there are for a number of devices, by their names."""
     if gpus == 1:
         return {"single": Split("on one device", SINGLE, autocast=True, least=1)}
-    found = {
-        "ddp": Split(
-            "on replicas that average gradients",
-            DDP,
-            "ddp",
-            {"bucket_cap_mb": 25.0, "static_graph": False},
-            autocast=True,
-        )
-    }
+    buckets = {"bucket_cap_mb": 25.0, "static_graph": False}
+    found = {"ddp": Split("on replicas that average gradients", DDP, "ddp", buckets, autocast=True)}
     plain, node = "(WORLD,)", '(WORLD // NODE, NODE), mesh_dim_names=("replicas", "shards")'
     for name, title, mesh, offload in (
         ("fsdp", "with its state cut over all devices", plain, False),

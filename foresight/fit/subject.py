@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.process.task import reason
+from gptscale.common.process.program import Program
+from gptscale.common.process.task import reason, run_captured
 from gptscale.common.settings.families import MODELS
 
 LIMIT_S = 300
@@ -108,9 +108,8 @@ def _shallow(text: str, found: Mapping[str, Any]) -> dict[str, str]:
 
 def _look(*words: str) -> dict[str, Any]:
     """Look at a model in a process of its own, and return what it says."""
-    command = [sys.executable, "-W", "ignore", "-m", "gptscale.foresight.fit.look", *words]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        done = run_captured(Program("gptscale.foresight.fit.look", words), timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         fix = "let a batch of two samples be smaller"
         raise ConfigError(f"{words[0]} made no step of two samples in {LIMIT_S} s", "in gptscale fit", fix) from None

@@ -12,9 +12,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from gptscale.common.errors import GptscaleError
 from gptscale.foresight.fit.options import FitOptions
+from gptscale.foresight.fit.parents import COMMAND, Parent
 from gptscale.foresight.fit.splits import Split, splits
 from gptscale.foresight.fit.subject import SMOOTH, Subject
 from gptscale.foresight.fit.write import Choice, program
@@ -26,8 +28,10 @@ from gptscale.foresight.plan.trials import RECORDED, tried
 from gptscale.foresight.prove.causes import finding
 from gptscale.foresight.prove.compare import Proof
 from gptscale.foresight.prove.program import ProveTask, Recording, record
+from gptscale.foresight.prove.program import environment as proof_environment
 from gptscale.foresight.simulate.interpreters import torch_of
 from gptscale.foresight.simulate.program import ProgramTask, Simulation
+from gptscale.foresight.simulate.program import environment as program_environment
 from gptscale.foresight.simulate.simulation import kept_simulation
 
 # Steps, samples and micro-batch of a proof, and what it may take.
@@ -93,6 +97,11 @@ class Trials:
         here = f"os.chdir({os.getcwd()!r})\n"
         self.valueless = replace(subject, definitions=here + subject.definitions + VALUELESS)
         self.reference: Future[Recording] | None = None
+        folders = [Path(tempfile.mkdtemp(dir=folder)) for _ in range(2)]
+        proof = ProveTask((), STEPS, PROOF_S, True, environ=ON_A_CPU)
+        self._on_cpu = Parent(proof_environment(proof, folders[0]), folders[0], subject.imports)
+        environ = program_environment(self._task(0), torch_of(sys.executable), folders[1])
+        self._under_mock = Parent(environ, folders[1], subject.imports)
 
     def simulated(self, row: FitRow) -> FitRow:
         """Return a row with its memory and time at full size, or why it has none. A pipeline is that of all its stages."""
@@ -114,22 +123,15 @@ class Trials:
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             Path(folder, "train.py").write_text(text)
             Path(folder, "left").mkdir()
-            command = [sys.executable, "-W", "ignore", "train.py", "--steps", str(SIMULATED_STEPS)]
-            task = ProgramTask(
-                command,
-                self.cluster.ranks,
-                str(rank),
-                device_named(self.cluster.device),
-                self.cluster.per_node,
-                SIMULATED_STEPS,
-                SIMULATION_S,
-                folder=Path(folder),
-                keep=Path(folder, "left"),
-                torch_folder=torch_of(sys.executable),
-                balanced_experts=True,
-            )
+            task = self._task(rank, folder=Path(folder), keep=Path(folder, "left"), start=self._under_mock.start)
             content = hashlib.sha256(f"{text}{self.subject.sources}".encode()).hexdigest()
             return kept_simulation(task, content)
+
+    def _task(self, rank: int, **options: Any) -> ProgramTask:
+        words = (*COMMAND, "1", "train.py", "--steps", str(SIMULATED_STEPS))
+        device, numbers = device_named(self.cluster.device), (self.cluster.per_node, SIMULATED_STEPS, SIMULATION_S)
+        options |= {"torch_folder": torch_of(sys.executable), "balanced_experts": True}
+        return ProgramTask(words, self.cluster.ranks, str(rank), device, *numbers, **options)
 
     @cached_property
     def doubled(self) -> Recording:
@@ -173,10 +175,15 @@ class Trials:
         text = program(self.small, split, Choice(ranks, 1, SAMPLES, MICRO, "fp32", False), "train.py")
         folder = Path(tempfile.mkdtemp("", f"{name}-{ranks}-".replace(" ", "-"), self.folder))
         (folder / "train.py").write_text(with_doubles(text) if in_double else text)
-        ranks_of = ["-m", "gptscale.foresight.fit.ranks", str(ranks)] if ranks > 1 else []
-        command = [sys.executable, *ranks_of, str(folder / "train.py"), "--warmup", "1"]
-        task = ProveTask(command, STEPS, PROOF_S, True, reference.folder if reference else None, environ=ON_A_CPU)
+        words = (*COMMAND, str(ranks), str(folder / "train.py"), "--warmup", "1")
+        given = reference.folder if reference else None
+        task = ProveTask(words, STEPS, PROOF_S, True, given, environ=ON_A_CPU, start=self._on_cpu.start)
         return record(task, folder / "noted")
+
+    def close(self) -> None:
+        """End the processes from which programs are forked."""
+        self._on_cpu.close()
+        self._under_mock.close()
 
 
 def with_doubles(text: str) -> str:
@@ -251,4 +258,5 @@ def try_all(trials: Trials, options: FitOptions, known: Mapping[str, Split]) -> 
                 fitting[i] = trials.proved(row, 4)
             if fitting[i].proved:
                 break
+    trials.close()
     return [*fitting, *(row for row in rows if not row.fits)]

@@ -41,9 +41,7 @@ class Smooth(TorchFunctionMode):
         if name in KINKED:
             return functional.gelu(args[0])
         if name in MAXIMA and not options.get("return_indices"):
-            sizes = {
-                name: options[name] for name in ("kernel_size", "stride", "padding", "ceil_mode") if name in options
-            }
+            sizes = {key: options[key] for key in ("kernel_size", "stride", "padding", "ceil_mode") if key in options}
             return getattr(functional, name.replace("max", "avg"))(*args[:4], **sizes)
         return function(*args, **options)
 

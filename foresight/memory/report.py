@@ -151,9 +151,7 @@ def _curves(rank: RankMemory) -> dict[str, np.ndarray]:
     """Return the curves of the last step, thinned so that each point is the one of the highest total around it."""
     timeline = rank.timeline
     begin = timeline.steps[-1] if timeline.steps else 0
-    curves = {
-        kind if kind in COLOURS else OTHER: curve for kind, curve in timeline.curves(begin, timeline.times).items()
-    }
+    curves = {kind if kind in COLOURS else OTHER: of for kind, of in timeline.curves(begin, timeline.times).items()}
     total = timeline.total[begin : timeline.times]
     every = max(1, len(total) // POINTS)
     chosen = [i + int(np.argmax(total[i : i + every])) for i in range(0, len(total), every)]

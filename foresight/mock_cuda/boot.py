@@ -219,9 +219,7 @@ def _recv_object_list(
     rank, me = _global_rank(src, options.get("group_src"), group), dist.get_rank()
     file = _objects(rank, me, _objects_from[rank])
     if not file.exists():
-        refuse(
-            f"rank {me} needs objects that rank {rank} sends it", "give --rank all-stages, which begins with the first"
-        )
+        refuse(f"rank {me} needs objects that rank {rank} sends it", "give --rank all-stages, beginning with the first")
     object_list[:] = pickle.loads(file.read_bytes())
     _objects_from[rank] += 1
     return rank

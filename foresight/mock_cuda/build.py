@@ -23,16 +23,8 @@ FLAGS = "-shared -fPIC -O1 -fvisibility=hidden -std=gnu11"
 # The part of torch that calls CUDA. Each call that it could make and the mock lacks is made to say so.
 CALLERS = ("libc10_cuda.so", "libtorch_cuda.so", "libtorch_cuda_linalg.so", "libtorch_python.so")
 # A call that the mock lacks returns "not supported" in the words of its library, which torch turns into an error.
-REFUSALS = (
-    ("cudnn", 3000),
-    ("cublas", 15),
-    ("cusolver", 9),
-    ("cusparse", 10),
-    ("cufft", 16),
-    ("nccl", 3),
-    ("cuda", 801),
-)
-NM_TIMEOUT_S = 120
+REFUSALS = {"cudnn": 3000, "cublas": 15, "cusolver": 9, "cusparse": 10, "cufft": 16, "nccl": 3, "cuda": 801}
+NM_S = 120
 
 
 def prepare(torch_lib: Path) -> Path:
@@ -83,10 +75,8 @@ def _lacking(library: Path, torch_lib: Path) -> str:
     """Return the C source of every call that torch could make and the mock lacks. Each names itself and fails."""
     defined = _symbols(library, "--defined-only")
     lines = ['#include "mock.h"']
-    for name in sorted(
-        {name for caller in CALLERS for name in _symbols(torch_lib / caller, "--undefined-only")} - defined
-    ):
-        refusal = next((code for prefix, code in REFUSALS if name.startswith(prefix)), None)
+    for name in sorted({name for file in CALLERS for name in _symbols(torch_lib / file, "--undefined-only")} - defined):
+        refusal = next((code for prefix, code in REFUSALS.items() if name.startswith(prefix)), None)
         if refusal is not None:
             lines.append(f'API int {name}(void) {{ return missing("{name}", {refusal}); }}')
     return "\n".join([*lines, ""])
@@ -96,7 +86,5 @@ def _symbols(library: Path, which: str) -> set[str]:
     nm = shutil.which("nm")
     if nm is None:
         raise BuildError("no nm", "for the mock of CUDA", "apt-get install binutils")
-    output = subprocess.run(
-        [nm, "-D", which, str(library)], capture_output=True, text=True, timeout=NM_TIMEOUT_S, check=False
-    )
+    output = subprocess.run([nm, "-D", which, str(library)], capture_output=True, text=True, timeout=NM_S, check=False)
     return set(re.findall(r"[A-Z] (\w+)(?:@\S+)?$", output.stdout, re.MULTILINE))

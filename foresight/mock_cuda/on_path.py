@@ -53,14 +53,19 @@ class ImportWatch(MetaPathFinder):
         return spec
 
 
-def start() -> None:
-    """Begin to watch this interpreter, and run the sitecustomize of the user."""
-    here = os.path.dirname(os.path.abspath(__file__))
+def take_task() -> None:
+    """Write this process's stacks at the deadline of its task, if it still runs. A fork has no such timer."""
     task = json.loads(os.environ[TASK])
     if os.path.isdir(task["folder"]):
         stacks = open(os.path.join(task["folder"], f"stacks.{os.getpid()}"), "w")  # noqa: SIM115
         faulthandler.dump_traceback_later(max(0.01, task["deadline"] - time.time()), file=stacks)
-    AFTER_IMPORT.update(task["after_import"])
+
+
+def start() -> None:
+    """Begin to watch this interpreter, and run the sitecustomize of the user."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    AFTER_IMPORT.update(json.loads(os.environ[TASK])["after_import"])
+    take_task()
     sys.addaudithook(no_network)
     sys.meta_path.insert(0, ImportWatch())
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]

@@ -277,7 +277,6 @@ class ProgramWatch:
     """
 
     def __init__(self, task: dict[str, Any]) -> None:
-        self.folder, self.last_step, self.ends = Path(task["folder"]), int(task["steps"]), task["ends"]
         self.owners = Owners()
         self.steps: dict[int, int] = {}
         # It keeps them, so that none has the number of another.
@@ -295,6 +294,10 @@ class ProgramWatch:
         self.mock.mock_list.argtypes = self.mock.mock_mark.argtypes = [ctypes.c_char_p]
         for name in ("mock_peak_bytes", "mock_pinned_peak_bytes", "mock_host_peak_bytes"):
             getattr(self.mock, name).restype = ctypes.c_size_t
+
+    def take(self, task: dict[str, Any]) -> None:
+        """Report for a task: before or after a fork, and before the program computes."""
+        self.folder, self.last_step, self.ends = Path(task["folder"]), int(task["steps"]), task["ends"]
         if task["share"] and self.mock.mock_share_host_memory():
             raise OSError("no address space for the host memory of a simulated rank")
 
@@ -442,14 +445,19 @@ def _own_bytes() -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
 
 
-_watch: ProgramWatch
+watch: ProgramWatch
 
 
 def begin(torch_module: Any) -> None:
     """Watch this program, which has just imported torch."""
-    global _watch
-    _watch = ProgramWatch(json.loads(os.environ[TASK]))
-    _watch.begin()
+    global watch
+    task = json.loads(os.environ[TASK])
+    watch = ProgramWatch(task)
+    if not task["folder"]:
+        # Programs will be forked from this process. Torch's own function would forbid them CUDA.
+        setattr(torch._C, "_cuda_getDeviceCount", lambda: int(os.environ["GPTSCALE_MOCK_DEVICES"]))  # noqa: B010
+    watch.take(task)
+    watch.begin()
 
 
 def watch_deepspeed(module: Any) -> None:
@@ -458,11 +466,11 @@ def watch_deepspeed(module: Any) -> None:
 
     def take_model_step(self: Any, *args: Any, **options: Any) -> None:
         optimizer = getattr(self, "basic_optimizer", self)
-        _watch.begins(optimizer)
-        _watch.in_engine = True
+        watch.begins(optimizer)
+        watch.in_engine = True
         take(self, *args, **options)
-        _watch.in_engine = False
-        _watch.stepped(optimizer)
+        watch.in_engine = False
+        watch.stepped(optimizer)
 
     module.DeepSpeedEngine._take_model_step = take_model_step
     for name, optimizer in (("stage_1_and_2", "DeepSpeedZeroOptimizer"), ("stage3", "DeepSpeedZeroOptimizer_Stage3")):

@@ -138,13 +138,11 @@ def _of_group(
             return
 
 
-def _splits(
-    fitting: Sequence[PlannedRow], order: Sequence[str]
-) -> tuple[list[list[PlannedRow]], dict[Split, list[str]]]:
+def _splits(rows: Sequence[PlannedRow], order: Sequence[str]) -> tuple[list[list[PlannedRow]], dict[Split, list[str]]]:
     """Return the forms of each split, the best first, and the recipes that split in the same way."""
     by_split: dict[Split, list[PlannedRow]] = {}
     # A larger micro-batch has larger products. So it comes first where the estimate does not tell.
-    for row in sorted(fitting, key=lambda row: (row.estimate, -row.candidate.run.batch.micro_batch_size)):
+    for row in sorted(rows, key=lambda row: (row.estimate, -row.candidate.run.batch.micro_batch_size)):
         by_split.setdefault(row.candidate.split, []).append(row)
     also: dict[Split, list[str]] = {}
     kinds: dict[object, Split] = {}

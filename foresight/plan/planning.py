@@ -36,9 +36,7 @@ def cluster_of(options: PlanOptions) -> Cluster:
     if not options.here:
         cluster = gpu_cluster(options.device, options.nodes, options.gpus_per_node, options.link)
         if options.precision == "fp8" and "fp8" not in PLAYED[options.device].tflops:
-            raise ConfigError(
-                f"{options.device} has no products in fp8", "in --precision", "use bf16 or another device"
-            )
+            raise ConfigError(f"{options.device} has no fp8 products", "in --precision", "use bf16 or another device")
         return dataclasses.replace(cluster, jobs=options.jobs_on_links, calibration=options.calibration)
     return cpu_cluster(options.nproc or min(8, len(os.sched_getaffinity(0))), psutil.virtual_memory().available)
 

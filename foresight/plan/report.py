@@ -72,9 +72,7 @@ def _why_not(best: PlannedRow, other: PlannedRow) -> str:
     limit = f", bound by {other.timing.bound_by}" if other.timing.bound_by else ""
     margin = f"its margin is {other.margin / GIB:,.1f} GiB, not {best.margin / GIB:,.1f}"
     if slower < -0.005:
-        return (
-            f"Not {other.name}: it would be {-slower:.1%} faster, within what such a prediction can tell, and {margin}."
-        )
+        return f"Not {other.name}: it would be {-slower:.1%} faster, within what a prediction can tell, and {margin}."
     if slower < 0.005:
         return f"Not {other.name}: it is as fast{limit}, {margin}, and the recommended recipe is the simpler one."
     return f"Not {other.name}: its step is {slower:.1%} longer{limit}; {margin}."
@@ -90,9 +88,7 @@ def notes(plan: WorkPlan) -> list[str]:
     if cluster.is_cpu:
         lines.append("~ memory is a bound: what a rank holds, gathers and keeps, without all else")
     if any(row.timing.grade == CONTENDED for row in plan.rows):
-        lines.append(
-            "others used the processors meanwhile, so that the order means little: plan again on a quiet machine"
-        )
+        lines.append("others used the processors meanwhile, so the order means little: plan again on a quiet machine")
     if any(row.timing.grade == Costs.grade for row in plan.rows):
         lines.append("data sheet: no such device was measured; the times order splits, for a host that keeps up")
         lines += sources_of(cluster.device, cluster.links)
@@ -113,9 +109,7 @@ def nothing_fits(plan: WorkPlan) -> ConfigError:
     row = plan.nearest
     if row is None:
         why = "; ".join(f"{name}: {why}" for name, why in list(plan.left_out.items())[:2])
-        return ConfigError(
-            f"no recipe accepts this work on {plan.cluster} ({why})", "in plan", "change what is named there"
-        )
+        return ConfigError(f"no recipe accepts this work on {plan.cluster} ({why})", "in plan", "change what it names")
     return ConfigError(
         f"nothing fits on {plan.cluster}: {row.name}, micro-batches {row.detail}, comes nearest and lacks "
         f"{-row.margin / GIB:.1f} GiB of {row.cluster.memory / GIB:.1f} a device ({row.memory_words()})",

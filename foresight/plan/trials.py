@@ -90,16 +90,9 @@ def measured(row: PlannedRow) -> Tried:
 
     run = row.candidate.run
     with tempfile.TemporaryDirectory(prefix="gptscale-plan-") as out:
-        words = [
-            "--nproc",
-            str(row.cluster.ranks),
-            *words_of(row),
-            "--data",
-            "synthetic",
-            "--steps",
-            str(WARM_UP + TIMED),
-        ]
-        words += ["--timing-warmup-steps", str(WARM_UP), "--out", out, "--run-name", "trial", "--no-tensorboard"]
+        numbers = f"--nproc {row.cluster.ranks} --steps {WARM_UP + TIMED} --timing-warmup-steps {WARM_UP}"
+        words = [*numbers.split(), *words_of(row), "--data", "synthetic"]
+        words += ["--out", out, "--run-name", "trial", "--no-tensorboard"]
         command = [sys.executable, "-m", "gptscale.launchers.cli", "run", run.recipe, *words]
         try:
             ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gptscale.foresight.price.replay import (
-    ATTENTION,
-    COLLECTIVES,
-    COPIES,
-    DISK,
-    HOST,
-    KERNELS,
-    PRODUCTS,
-    Replayed,
-    Span,
-)
+from gptscale.foresight.price import replay
+from gptscale.foresight.price.replay import COLLECTIVES, Replayed, Span
 
-COLOURS = {PRODUCTS: "#4c72b0", ATTENTION: "#64b5cd", KERNELS: "#55a868", COPIES: "#da8bc3"}
-COLOURS |= {COLLECTIVES: "#ccb974", HOST: "#8c8c8c", DISK: "#937860"}
-LETTERS = {PRODUCTS: "P", ATTENTION: "A", KERNELS: "k", COPIES: "=", COLLECTIVES: "~", HOST: "h", DISK: "d"}
+KINDS = (replay.PRODUCTS, replay.ATTENTION, replay.KERNELS, replay.COPIES, COLLECTIVES, replay.HOST, replay.DISK)
+COLOURS = dict(zip(KINDS, "#4c72b0 #64b5cd #55a868 #da8bc3 #ccb974 #8c8c8c #937860".split(), strict=True))
+LETTERS = dict(zip(KINDS, "PAk=~hd", strict=True))
 # More streams than these are not told apart in a picture, and shorter bars not seen.
 LANES_MAX, COLUMNS = 48, 4000
 
@@ -77,16 +68,22 @@ def letters(steps: Mapping[int, Replayed], columns: int = 80) -> list[str]:
     seconds = max(step.step_s for step in steps.values())
     lines = []
     for (rank, stream), spans in lanes(steps).items():
-        filled: list[dict[str, float]] = [{} for _ in range(columns)]
-        for span in spans:
-            first, last = (columns * (time - begin) / seconds for time in (span.begin, span.end))
-            for i in range(max(0, int(first)), min(columns, math.ceil(last))):
-                filled[i][span.kind] = filled[i].get(span.kind, 0.0) + min(last, i + 1) - max(first, i)
+        pieces = ((span.kind, span.begin - begin, span.end - begin) for span in spans)
         busy = sum(span.end - span.begin for span in spans) / seconds
-        row = "".join(_letter(parts) for parts in filled)
+        row = "".join(_letter(parts) for parts in filled(pieces, columns, seconds))
         lines.append(f"  rank {rank:<3} {stream:<9} {busy:4.0%} {row}")
     words = ", ".join(f"{letter} {kind}" for kind, letter in LETTERS.items())
     return [*lines, f"  {words}, : less than half of the time, . nothing"]
+
+
+def filled(pieces: Iterable[tuple[str, float, float]], columns: int, seconds: float) -> list[dict[str, float]]:
+    """Return how much of each of `columns` moments is filled with what. pieces: what it is, its begin and its end."""
+    cells: list[dict[str, float]] = [{} for _ in range(columns)]
+    for what, begin, end in pieces:
+        first, last = (columns * time / seconds for time in (begin, end))
+        for i in range(max(0, int(first)), min(columns, math.ceil(last))):
+            cells[i][what] = cells[i].get(what, 0.0) + min(last, i + 1) - max(first, i)
+    return cells
 
 
 def _letter(parts: Mapping[str, float]) -> str:

@@ -53,11 +53,9 @@ class PricedStep:
         return {**asdict(self), "low_s": self.step_s / SPREAD, "high_s": self.step_s * SPREAD, "bound_by": self.bound}
 
 
-def step_times(
-    recorded: Mapping[int, Sequence[Work]], costs: Costs, host_s: Mapping[int, float]
-) -> dict[int, PricedStep]:
+def step_times(works: Mapping[int, Sequence[Work]], costs: Costs, host_s: Mapping[int, float]) -> dict[int, PricedStep]:
     """Return the time of each rank that was recorded. Ranks that send to each other are replayed together."""
-    steps, slower = (replay(recorded, costs, each) for each in (dict.fromkeys(recorded, 0.0), host_s))
+    steps, slower = (replay(works, costs, each) for each in (dict.fromkeys(works, 0.0), host_s))
     return {rank: priced(step, slower[rank].step_s, costs) for rank, step in steps.items()}
 
 

@@ -51,7 +51,8 @@ class ProveTask:
     """A command, and how many steps of it are noted.
 
     reference: the folder of what the reference has noted, whose weights and batches it is given. limit_s: for all of it.
-    without_cuda: the CPU takes the place of CUDA. environ: variables beside those of this process.
+    without_cuda: the CPU takes the place of CUDA. environ: variables beside those of this process. start: what
+    starts it.
     """
 
     command: Sequence[str]
@@ -61,6 +62,7 @@ class ProveTask:
     reference: Path | None = None
     without_cuda: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
+    start: processes.Start = processes.afresh
 
 
 class Recording:
@@ -102,7 +104,9 @@ def record(task: ProveTask, folder: Path) -> Recording:
     interpreter_of(task.command)
     recording, error = _try(task, folder)
     if error and not task.without_cuda and NAMES_CUDA.search(f"{error.what} {error.tail.splitlines()[-1:]}"):
-        recording, error = _try(replace(task, without_cuda=True), folder.with_name(f"{folder.name}-cpu"))
+        # It has this from the import of torch on, which a fork would have behind it.
+        again = replace(task, without_cuda=True, start=processes.afresh)
+        recording, error = _try(again, folder.with_name(f"{folder.name}-cpu"))
     if error:
         raise error
     return recording
@@ -124,7 +128,7 @@ def environment(task: ProveTask, folder: Path) -> dict[str, str]:
 def _try(task: ProveTask, folder: Path) -> tuple[Recording, processes.ProgramError | None]:
     environ = environment(task, folder)
     began, first = time.monotonic(), None
-    with processes.running(task.command, environ, folder) as (process, tail, _):
+    with processes.running(task.command, environ, folder, start=task.start) as (process, tail, _):
         while not all_done(folder):
             status = process.poll()
             if first is None and any(folder.glob("done.*")):

@@ -113,9 +113,7 @@ class Rider:
     steps, its own steps count.
     """
 
-    def __init__(self, task: dict[str, Any]) -> None:
-        self.folder, self.last_step, self.own_data = Path(task["folder"]), int(task["steps"]), task["own_data"]
-        self.reference = Reference(Path(task["reference"])) if task["reference"] else None
+    def __init__(self) -> None:
         self._notes: Notes | None = None
         self.depth = self.in_step = self.in_backward = self.in_clip = 0
         self.roots: list[nn.Module] = []
@@ -131,6 +129,11 @@ class Rider:
         self.engine: Any = None
         self.counted: Any = None
         self.autocast = ""
+
+    def take(self, task: dict[str, Any]) -> None:
+        """Note for a task: before or after a fork, and before there is a model."""
+        self.folder, self.last_step, self.own_data = Path(task["folder"]), int(task["steps"]), task["own_data"]
+        self.reference = Reference(Path(task["reference"])) if task["reference"] else None
 
     @property
     def rank(self) -> int:
@@ -157,9 +160,7 @@ class Rider:
 
     def begin(self) -> None:
         """Hang it into torch, whose own functions tell it what happens."""
-        optimizer, clip = (
-            importlib.import_module(f"torch.{name}") for name in ("optim.optimizer", "nn.utils.clip_grad")
-        )
+        optimizer, clip = (importlib.import_module(f"torch.{n}") for n in ("optim.optimizer", "nn.utils.clip_grad"))
         optimizer.register_optimizer_step_pre_hook(self.begins)
         optimizer.register_optimizer_step_post_hook(lambda own, args, options: self.stepped(own))
         register_module_forward_pre_hook(self._enter)
@@ -474,21 +475,22 @@ def refuse(what: str, fix: str) -> NoReturn:
     os._exit(2)
 
 
-_rider: Rider
+rider: Rider
 
 
 def begin(torch_module: Any) -> None:
     """Ride in this program, which has just imported torch."""
-    global _rider
-    _rider = Rider(json.loads(os.environ[TASK]))
-    _rider.begin()
+    global rider
+    rider = Rider()
+    rider.take(json.loads(os.environ[TASK]))
+    rider.begin()
 
 
 def watch_fsdp(module: Any) -> None:
     """Note what FSDP 1 clips, and the norm."""
 
     def clip(run: Callable[..., Any], model: Any, *args: Any, **options: Any) -> Any:
-        return _rider._clip(lambda parameters: run(model, *args, **options), model.parameters())
+        return rider._clip(lambda parameters: run(model, *args, **options), model.parameters())
 
     wrap(module.FullyShardedDataParallel, "clip_grad_norm_", clip)
 
@@ -499,12 +501,12 @@ def watch_deepspeed(module: Any) -> None:
     module.deepspeed.ops.__compatible_ops__.pop("deepspeed_shm_comm", None)
 
     def take_model_step(run: Callable[..., Any], engine: Any, *args: Any, **options: Any) -> None:
-        _rider.engine = engine
+        rider.engine = engine
         run(engine, *args, **options)
         if engine.gradient_clipping() and engine.get_global_grad_norm() is not None:
-            _rider.notes.add("norm", step=_rider.step, value=number(engine.get_global_grad_norm()))
-        _rider.end_step(engine)
-        _rider.engine = None
+            rider.notes.add("norm", step=rider.step, value=number(engine.get_global_grad_norm()))
+        rider.end_step(engine)
+        rider.engine = None
 
     wrap(module.DeepSpeedEngine, "_take_model_step", take_model_step)
 

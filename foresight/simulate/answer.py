@@ -75,11 +75,9 @@ def print_times(times: Mapping[int, PricedStep]) -> None:
     """Print how long a step takes, and what fills it."""
     for rank, time in times.items():
         whose = f", rank {rank}" if len(times) > 1 else ""
-        between = f"{_s(time.step_s / SPREAD)} to {_s(time.step_s * SPREAD)}, {time.grade}"
-        shares = f"MFU {time.mfu:.0%}, with what is computed again {time.hfu:.0%}"
-        print(
-            f"time     {_s(time.step_s)} a step{whose} ({between}) if the host keeps up, bound by {time.bound}; {shares}"
-        )
+        about = f"{_s(time.step_s / SPREAD)} to {_s(time.step_s * SPREAD)}, {time.grade}"
+        mfus = f"MFU {time.mfu:.0%}, with what is computed again {time.hfu:.0%}"
+        print(f"time     {_s(time.step_s)} a step{whose} ({about}) if the host keeps up, bound by {time.bound}; {mfus}")
         busy = "; ".join(f"{kind} {_s(seconds)}" for kind, seconds in time.busy.items())
         print(f"         {busy}; only communicating {_s(time.only_sends)}; idle {_s(time.idle)}")
         print(f"         with a host as slow as this machine's beside the mock: {_s(time.with_host_s)}")

@@ -13,16 +13,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from gptscale.common.errors import GptscaleError
+from gptscale.common.process.warm_parent import Process
 
 TAIL_BYTES, TAIL_LINES, LINE_MAX = 1 << 16, 20, 1000
 # What a program may take to leave by itself, once its report is there.
 GRACE_S, LOOK_S = 10.0, 0.5
 # Nothing is downloaded, uploaded or asked of a machine that is not there.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "WANDB_MODE": "disabled"}
+
+# What starts a program: its command, environment, folder, and what it prints into.
+Start = Callable[[Sequence[str], Mapping[str, str], Path | None, int], Process]
 
 
 class ProgramError(GptscaleError):
@@ -49,37 +54,38 @@ def own_environment(path: Path) -> dict[str, str]:
     return environ | OFFLINE | {"PYTHONPATH": ":".join(filter(None, (str(path), os.environ.get("PYTHONPATH"))))}
 
 
+def afresh(command: Sequence[str], environ: Mapping[str, str], folder: Path | None, output: int) -> Process:
+    """Start a program in a folder, None for the current one. output: what it prints into."""
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+    return subprocess.Popen([*command], cwd=folder, env=environ, start_new_session=True, **streams)
+
+
 @contextmanager
 def running(
-    command: Sequence[str], environ: Mapping[str, str], folder: Path, cwd: Path | None = None
-) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str], set[psutil.Process]]]:
+    command: Sequence[str], environ: Mapping[str, str], folder: Path, cwd: Path | None = None, start: Start = afresh
+) -> Iterator[tuple[Process, Callable[[], str], set[psutil.Process]]]:
     """Start a program, keep the end of what it prints, and leave nothing of it running, nor of its family.
 
     folder: named in its environment, by which its processes are known. cwd: where it runs, None for the current one.
     The caller puts the processes that it sees into the family.
     """
-    process = subprocess.Popen(
-        [*command],
-        cwd=cwd,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    printed, output = os.pipe()
+    process = start(command, environ, cwd, output)
+    os.close(output)
     kept, family = bytearray(), set[psutil.Process]()
 
     def keep() -> None:
-        assert process.stdout is not None
-        while chunk := os.read(process.stdout.fileno(), 1 << 16):
+        while chunk := os.read(printed, 1 << 16):
             kept.extend(chunk)
             del kept[:-TAIL_BYTES]
+        os.close(printed)
 
     reader = threading.Thread(target=keep, daemon=True)
     reader.start()
     try:
         yield process, lambda: kept.decode(errors="replace"), family
     finally:
+        process.send_signal(signal.SIGKILL)
         # Those with an environment of their own have no folder in it.
         for child in filter(psutil.Process.is_running, family):
             _kill(child.pid)

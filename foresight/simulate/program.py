@@ -26,6 +26,7 @@ import psutil
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process.task import reason
+from gptscale.common.process.warm_parent import Process
 from gptscale.foresight.memory.constants import outside_of_torch
 from gptscale.foresight.memory.report import RankMemory
 from gptscale.foresight.memory.timeline import Timeline, read_timeline
@@ -33,18 +34,9 @@ from gptscale.foresight.mock_cuda import boot, devices, watch
 from gptscale.foresight.mock_cuda.build import COMPILED, prepare
 from gptscale.foresight.mock_cuda.calls import read_calls
 from gptscale.foresight.price.record import Work, recorded_step, summary
+from gptscale.foresight.simulate import processes
 from gptscale.foresight.simulate.interpreters import cuda_version, interpreter_of, torch_of
-from gptscale.foresight.simulate.processes import (
-    GRACE_S,
-    LOOK_S,
-    TAIL_LINES,
-    ProgramError,
-    last_lines,
-    own_environment,
-    put_on_path,
-    resident,
-    running,
-)
+from gptscale.foresight.simulate.processes import ProgramError, Start, afresh, last_lines, running
 
 # A call that torch knows of, and one that a library looks up by its name.
 LACKS = re.compile(r"(?:the program called (?=\w+, which the mock lacks)|undefined symbol: )(\w+)")
@@ -86,7 +78,7 @@ class ProgramTask:
     may take. no_weights, fake_batches, balanced_experts: see ProgramOptions. ends: after its last step, instead of by itself.
     times_host: whether a recipe's own program goes on to time its host. folder: where it runs, None for the current one. keep: a
     folder for what it leaves, for read_simulation. inbox: a folder for the objects that ranks send to those simulated after
-    them. torch_folder: of its interpreter's torch, None to look for it.
+    them. torch_folder: of its interpreter's torch, None to look for it. start: what starts it.
     """
 
     command: Sequence[str]
@@ -107,6 +99,7 @@ class ProgramTask:
     keep: Path | None = None
     inbox: Path | None = None
     torch_folder: Path | None = None
+    start: Start = afresh
 
 
 @dataclass(frozen=True)
@@ -134,7 +127,7 @@ class Simulation:
 
     def memory(self) -> RankMemory:
         """Return the memory of the rank, with what lies on its device beside torch's allocator."""
-        facts = self.facts
+        facts, host_s = self.facts, self.host_s if self.recorded else None
         allocated, reserved = (max(i[name] for i in facts["intervals"]) for name in ("allocated", "reserved"))
         return RankMemory(
             facts["rank"],
@@ -146,11 +139,7 @@ class Simulation:
             facts["host"],
             outside_of_torch(facts["communicators"]),
             self.out_of_memory,
-            {
-                "device": facts["device"],
-                "host_s": self.host_s if self.recorded else None,
-                "step": summary(self.recorded) if self.recorded else None,
-            },
+            {"device": facts["device"], "host_s": host_s, "step": summary(self.recorded) if self.recorded else None},
         )
 
 
@@ -162,8 +151,8 @@ def run_program(task: ProgramTask) -> Simulation:
     torch_folder = task.torch_folder or torch_of(interpreter_of(task.command))
     with tempfile.TemporaryDirectory(prefix="gptscale-program-") as name:
         folder = Path(name)
-        environ = _environment(task, torch_folder, folder)
-        with running(task.command, environ, folder, task.folder) as (process, tail, family):
+        environ = environment(task, torch_folder, folder)
+        with running(task.command, environ, folder, task.folder, task.start) as (process, tail, family):
             ended_by_us = _wait(process, task, folder, family)
         if (folder / "refused.json").exists():
             raise ConfigError(*json.loads((folder / "refused.json").read_text()))
@@ -180,7 +169,7 @@ def run_program(task: ProgramTask) -> Simulation:
             raise ProgramError("it made its steps without a GPU", "let it use cuda", last_lines(tail()))
         if facts["refused_bytes"] and facts["steps"] < task.steps:
             facts["out_of_memory"] = _refusal(facts)
-        elif process.returncode and not task.ends:
+        elif process.poll() and not task.ends:
             raise ProgramError("it failed after its last step", "see its last lines", last_lines(tail()))
         facts["lacking"] = lacking
         if task.keep:
@@ -216,18 +205,19 @@ def watched(task: ProgramTask, folder: Path, after_import: Mapping[str, Any] = A
     """Return the environment in which files of ours watch a program as a rank of its world, whatever its CUDA is."""
     path, here = folder / "path", Path(boot.__file__).parent
     names = ("boot", "experts", "record", "stand_ins", "watch")
-    put_on_path(path, here / "on_path.py", [here / f"{name}.py" for name in names])
+    processes.put_on_path(path, here / "on_path.py", [here / f"{name}.py" for name in names])
     same = "steps world rank ends times_host no_weights fake_batches balanced_experts".split()
     what = {name: getattr(task, name) for name in same} | {"folder": str(folder), "inbox": str(task.inbox or folder)}
     what |= {"deadline": time.time() + task.limit_s, "share": task.share_host_memory, "after_import": after_import}
-    environ = own_environment(path) | {boot.TASK: json.dumps(what)}
+    environ = processes.own_environment(path) | {boot.TASK: json.dumps(what)}
     if task.world:
         rank = task.world - 1 if task.rank == "last" else int(task.rank)
         environ |= boot.environment_of(rank, task.world, task.gpus_per_node) | boot.TORCHRUN
     return environ
 
 
-def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[str, str]:
+def environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[str, str]:
+    """Return the environment in which a program is a rank of its world under the mock. folder: for files of ours."""
     environ, path = watched(task, folder), folder / "path"
     # Programs print what it says into their logs.
     (path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{devices.PREFIX}{task.device.name}'\n")
@@ -243,26 +233,25 @@ def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[st
     return environ | {f"{name}_CACHE_DIR": str(compiled / name.lower()) for name in ("TORCHINDUCTOR", "TRITON")}
 
 
-def _wait(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path, family: set[psutil.Process]) -> str:
+def _wait(process: Process, task: ProgramTask, folder: Path, family: set[psutil.Process]) -> str:
     """Wait for a program's end or report, note its family, and return what was exceeded: "time", "host" or nothing."""
-    first = psutil.Process(process.pid)
-    family.add(first)
     deadline = time.monotonic() + task.limit_s
     while process.poll() is None:
         if task.ends and (folder / "report.json").exists():
-            deadline = min(deadline, time.monotonic() + GRACE_S)
+            deadline = min(deadline, time.monotonic() + processes.GRACE_S)
         if time.monotonic() > deadline + WRITE_S:
             return "time"
         with suppress(psutil.NoSuchProcess):
-            family |= {*first.children(recursive=True)}
-        if sum(map(resident, filter(psutil.Process.is_running, family))) > task.host_limit:
+            first = psutil.Process(process.pid)
+            family |= {first, *first.children(recursive=True)}
+        if sum(map(processes.resident, filter(psutil.Process.is_running, family))) > task.host_limit:
             return "host"
         with suppress(subprocess.TimeoutExpired):
-            process.wait(LOOK_S)
+            process.wait(processes.LOOK_S)
     return ""
 
 
-def _explain(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path, exceeded: str, tail: str) -> None:
+def _explain(process: Process, task: ProgramTask, folder: Path, exceeded: str, tail: str) -> None:
     """Raise ProgramError for a program that has left no report."""
     if exceeded == "host":
         fix = "simulate fewer layers, or raise --host-limit"
@@ -272,11 +261,11 @@ def _explain(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path, 
         # The main thread comes last, its innermost call first.
         waited = stacks.read_text().split("\n\n")[-1].splitlines() if stacks.exists() else []
         what = f"it made no {task.steps} steps in {task.limit_s} s"
-        lines = "\n".join([tail, *waited[:TAIL_LINES]])
+        lines = "\n".join([tail, *waited[: processes.TAIL_LINES]])
         raise ProgramError(what, "raise --time-limit, or see where it waited", lines)
     if not list(folder.glob("stacks.*")):
         raise ProgramError("it did not read PYTHONPATH", "start Python without -I, -E and -S", tail)
-    status = process.returncode
+    status = process.wait()
     what = f"it ended with exit status {status} before a step" if status else "it ended before a step"
     if status < 0:
         what = f"it was ended by {signal.Signals(-status).name}"

@@ -80,7 +80,7 @@ def kept_simulation(task: ProgramTask, content: str = "") -> Simulation:
     """
     assert task.keep is not None
     assert task.torch_folder is not None
-    facts = {**vars(task), "keep": "", "host_limit": 0, "code": _code_hash(), "content": content}
+    facts = {**vars(task), "keep": "", "start": "", "host_limit": 0, "code": _code_hash(), "content": content}
     # The folder of a program that is text is another each time.
     facts |= {"folder": ""} if content else {}
     facts["torch"] = (task.torch_folder / "version.py").read_text()
@@ -118,6 +118,12 @@ def _keep(left: Path, kept: Path) -> None:
         # Another process may have been as fast.
         os.rename(part, kept)
     shutil.rmtree(part, ignore_errors=True)
-    by_age = sorted(kept.parent.glob("[0-9a-f]*"), key=lambda folder: folder.stat().st_mtime)
-    for oldest in by_age[:-KEPT]:
+    for oldest in sorted(kept.parent.glob("[0-9a-f]*"), key=_age)[:-KEPT]:
         shutil.rmtree(oldest, ignore_errors=True)
+
+
+def _age(kept: Path) -> float:
+    with contextlib.suppress(FileNotFoundError):
+        return kept.stat().st_mtime
+    # Another process has let it go just now.
+    return 0.0

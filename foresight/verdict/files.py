@@ -102,14 +102,11 @@ def write_trace(folder: Path, traces: Sequence[RankTrace]) -> Path:
             events.append({"name": name, "ph": "X", "pid": trace.rank, "tid": row, **times})
         # Exchanges may overlap, which ranges of one row must not.
         for place, (name, begin, end) in enumerate(_exchanges(trace)):
-            same = {
-                "name": name,
-                "cat": "exchange",
-                "pid": trace.rank,
-                "tid": "exchanges",
-                "id": f"{trace.rank}.{place}",
-            }
-            events += [same | {"ph": ph, "ts": round(1e6 * (t - began), 3)} for ph, t in (("b", begin), ("e", end))]
+            same = {"name": name, "cat": "exchange", "pid": trace.rank, "id": f"{trace.rank}.{place}"}
+            events += [
+                same | {"tid": "exchanges", "ph": ph, "ts": round(1e6 * (t - began), 3)}
+                for ph, t in (("b", begin), ("e", end))
+            ]
     path = folder / TRACE_NAME
     replace_file(path, json.dumps({"traceEvents": events}).encode())
     return path

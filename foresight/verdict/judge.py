@@ -101,10 +101,8 @@ def judge(traces: Sequence[RankTrace], facts: RunFacts, figures: RunFigures) -> 
         ratio = figures.slowest[1]
     sizes = Sizes(replay, figures, shares, host)
     causes = sizes.causes(late, ratio, facts)
-    computing = sum(shares[kind] for kind in KINDS)
-    word = named(causes, figures.median_s, figures.spread) or (
-        COMPUTE_BOUND if computing >= COMPUTING_MIN else NO_CAUSE
-    )
+    computes = sum(shares[kind] for kind in KINDS)
+    word = named(causes, figures.median_s, figures.spread) or (COMPUTE_BOUND if computes >= COMPUTING_MIN else NO_CAUSE)
     facts, remedied_s = sizes.remedied(word, facts)
     return Verdict(
         bound_by=word,

@@ -62,12 +62,8 @@ def options_against(word: str, facts: RunFacts) -> list[str]:
             return ["--micro-batch-size", str(sequences), "--grad-accum-steps", "1"]
         if facts.recipe in ("tensor_parallel", "hybrid_3d", *EXCHANGE_EACH):
             return ["--micro-batch-size", str(2 * facts.micro_batch_size)]
-        return [
-            "--micro-batch-size",
-            str(facts.micro_batch_size),
-            "--grad-accum-steps",
-            str(2 * facts.grad_accum_steps),
-        ]
+        micro_batch, twice = str(facts.micro_batch_size), str(2 * facts.grad_accum_steps)
+        return ["--micro-batch-size", micro_batch, "--grad-accum-steps", twice]
     if word == BUS:
         return ["--grad-accum-steps", str(2 * facts.grad_accum_steps)]
     if word == MEMORY and facts.micro_batch_size > 1:

@@ -184,9 +184,7 @@ def conv_cases(count):
     draw, cases = random.Random(0).randint, []
     for n in range(count):
         groups, last = draw(1, 2), draw(0, 1) == 1
-        kernel, stride, dilation, padding = (
-            (draw(lo, hi), draw(lo, hi)) for lo, hi in ((1, 3), (1, 2), (1, 2), (0, 2))
-        )
+        kernel, stride, dilation, padding = ((draw(a, b), draw(a, b)) for a, b in ((1, 3), (1, 2), (1, 2), (0, 2)))
         x = (2, groups * draw(1, 3), draw(6, 9), draw(6, 9))
         cases.append((x, (groups * draw(1, 3), x[1] // groups, *kernel), (stride, padding, dilation, groups), last, n))
     return cases

@@ -24,7 +24,7 @@ SLURM = ("slurmctld", "slurmd", "munged", "sbatch")
 FOREIGN = ("SLURM", "MASTER_", "RANK", "LOCAL_", "WORLD_SIZE", "TORCHELASTIC", "GPTSCALE_START", "PYTEST")
 
 
-def wait_for(condition: Callable[[], Any], what: str, limit_s: float = 120.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, limit_s: float = 300.0) -> Any:
     """Wait until `condition` returns something true, and return it. Fail after `limit_s` seconds."""
     deadline = time.monotonic() + limit_s
     while not (value := condition()):

@@ -18,9 +18,7 @@ CPU = torch.device("cpu")
 
 def made(data_rank=0, data_size=1, *, n=32, workers=0, batch=8):
     config = RunConfig(seq_len=16)
-    run = Run(
-        "handout", config, config.gpt(), plan_batch(data_size, global_batch_size=batch), World(0, 0, 1, CPU, 60.0)
-    )
+    run = Run("handout", config, config.gpt(), plan_batch(data_size, global_batch_size=batch), World(0, 0, 1, CPU, 60))
     return ExerciseBatches(run, n, workers, data_rank, data_size)
 
 

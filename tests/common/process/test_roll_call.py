@@ -62,9 +62,7 @@ def test_all_hear_why_a_rank_was_refused(rank, monkeypatch):
     """At once, although it never signs in. Another rank of its machine need not say so again."""
     ended = sign_all_in(FACTS, FACTS, FACTS, refused=[rank])
     assert ended.pop(rank) is None
-    assert {str(error) for error in ended.values()} == {
-        f"rank {rank} was refused: no such file, in --data, name a file"
-    }
+    assert {str(each) for each in ended.values()} == {f"rank {rank} was refused: no such file, in --data, name a file"}
     assert all(error.is_said for error in ended.values())
     elsewhere = Refusal.of(DataError("no", "in --data", "name"), rank)._replace(host="another")
     assert not elsewhere.error().is_said

@@ -14,6 +14,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gptscale.common.errors import ConfigError
@@ -211,6 +212,13 @@ def test_in_fp64_rounding_is_right_and_a_planted_bug_is_not(folder, monkeypatch)
     right, planted = (trials.proved(FitRow("ddp", split, choice, 0), 2) for split in (SPLITS["ddp"], wrong))
     assert (right.proved, right.in_double, right.why, right.worst < 1e-9) == ((2,), True, "", True)
     assert (planted.proved, planted.why[:17]) == ((), "WRONG on 2 ranks:")
+    # Ranks that hang are ended. They were forked from a process that goes on until the trials end.
+    monkeypatch.setattr("gptscale.foresight.fit.trials.PROOF_S", 9)
+    hanging = replace(SPLITS["ddp"], own=own | {"backward": "time.sleep(99)"})
+    hung = trials.proved(FitRow("ddp", hanging, choice, 0), 2)
+    assert hung.why == "not proved on 2 ranks: it made 0 of 3 steps in 9 s"
+    assert "ranks" not in {process.name() for process in psutil.Process().children(recursive=True)}
+    trials.close()
 
 
 @pytest.mark.slow

@@ -331,9 +331,7 @@ def test_a_number_is_found_however_it_is_written(command, name, found):
     assert place_of(command.split(), name) == found
 
 
-@pytest.mark.parametrize(
-    "command", ["python a.py", "python a.py --batch x", "python --batch 1 --batch 2", "p --batch 0"]
-)
+@pytest.mark.parametrize("command", ["python a.py", "p a.py --batch x", "python --batch 1 --batch 2", "p --batch 0"])
 def test_a_number_that_is_not_there_once_is_refused(command):
     with pytest.raises(ConfigError, match="in --fit, write the command with --batch 1"):
         place_of(command.split(), "batch")

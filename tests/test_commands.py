@@ -155,9 +155,7 @@ def advice():
         parts |= {id(value) for n in nodes if isinstance(n, ast.JoinedStr) for value in n.values}
         for node in (n for n in nodes if isinstance(n, ast.Constant | ast.JoinedStr) and id(n) not in parts):
             values = node.values if isinstance(node, ast.JoinedStr) else [node]
-            text = "".join(
-                v.value if isinstance(v, ast.Constant) and isinstance(v.value, str) else "{}" for v in values
-            )
+            text = "".join(v.value if isinstance(v, ast.Constant) and type(v.value) is str else "{}" for v in values)
             if " " in text and "srun" not in text:
                 yield f"{path.relative_to(ROOT)}:{node.lineno}", text
 

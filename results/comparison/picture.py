@@ -75,7 +75,7 @@ class Drawing:
         self.curves = [steps_of(group) for group in self.groups]
         self.panels = ("loss", "deviation", "speed", "memory", *(("time",) if any(self.shares) else ()))
         # The room for the legends below the panels does not grow with the groups.
-        self.height_in = 1.6 + 0.21 * len(self.groups)
+        self.height_in = max(2.6, 1.6 + 0.21 * len(self.groups))
 
     def figure(self) -> Figure:
         """Return all panels on one figure."""

@@ -190,9 +190,7 @@ def test_autocast_lowers_precision_as_conv2d_does(implementation):
         mixed = c.conv_bias_relu(x.bfloat16(), weight, bias, implementation=implementation)
     assert y.dtype is expected.dtype is mixed.dtype is torch.bfloat16
     assert torch.equal(y, expected)
-    for a, b in zip(
-        *(torch.autograd.grad(v.float().sum(), (x, weight, bias), None) for v in (y, expected)), strict=True
-    ):
+    for a, b in zip(*(torch.autograd.grad(v.float().sum(), (x, weight, bias)) for v in (y, expected)), strict=True):
         assert a.dtype is b.dtype is torch.float32
         torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
 

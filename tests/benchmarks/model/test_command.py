@@ -53,9 +53,7 @@ def test_other_work_is_told_behind_its_figures(fault, in_process, monkeypatch, t
     def wrong(task):
         step, engine = make(task)
         if fault == "batches":
-            return model_contenders.Contender(
-                lambda b: step(type(b)(b.step, b.targets.clamp_min(0), b.targets)), engine
-            )
+            return model_contenders.Contender(lambda b: step(type(b)(b.step, b.targets.clamp(0), b.targets)), engine)
         return model_contenders.Contender(step, engine)
 
     monkeypatch.setitem(model_contenders.CONTENDERS, "minimal", wrong)

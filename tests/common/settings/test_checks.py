@@ -70,9 +70,7 @@ def test_output_files(tmp_path, monkeypatch):
     fix = "in --csv, name a file in a folder that exists"
     assert refused(check_output_file, tmp_path, "--csv") == f"{tmp_path} is a folder, {fix}"
     check_output_file(Path("a.svg"), "--png")
-    assert refused(check_output_file, Path("a.bin"), "--png").startswith(
-        "a.bin does not end as a picture does, in --png"
-    )
+    assert refused(check_output_file, Path("a.b"), "--png").startswith("a.b does not end as a picture does, in --png")
     missing = Path("nowhere/a.csv")
     assert refused(check_output_file, missing, "--csv") == f"{missing} is in a folder that does not exist, {fix}"
     assert refused(check_output_file, missing, "--csv", "cannot be written") == f"{missing} cannot be written, {fix}"

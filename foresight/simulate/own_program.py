@@ -31,9 +31,7 @@ INTERVALS_SHOWN = 8
 ALL_STAGES = "all-stages"
 # Blocks that another stream still uses were given back, and are not yet free.
 EVENTS_OPEN = 1000
-ABOUT = (
-    "Run a program of your own as one rank of any world, on GPUs that are not there: what memory and time does it need?"
-)
+ABOUT = "A program of your own as one rank of any world, on GPUs that are not there: what memory and time does it need?"
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,15 @@ SHARES = ("data", "host", TRANSFER, LATE_RANK, BUBBLE_SHARE, "disk", "bus", "all
 SLOWER_MIN = 1.1
 
 
-def shares_of(replay: Replay, traces: Sequence[RankTrace], host: Mapping[str, float], staged: bool) -> dict[str, float]:
+def shares_of(
+    replay: Replay, traces: Sequence[RankTrace], host: Mapping[str, float], pipeline: bool
+) -> dict[str, float]:
     """Return the shares of the slowest rank's time: of the one that waits least for others.
 
     host: the share of each computing part that is the host's, while it has a processor. A rank that is neither at work nor
     transferring waits for another: for a late rank, or in a pipeline for another stage.
     """
-    return min((_shares_of_rank(replay, traces[i], i, host, staged) for i in range(replay.n_ranks)), key=waiting)
+    return min((_shares_of_rank(replay, traces[i], i, host, pipeline) for i in range(replay.n_ranks)), key=waiting)
 
 
 def waiting(shares: Mapping[str, float]) -> float:

@@ -225,11 +225,11 @@ def test_in_fp64_rounding_is_right_and_a_planted_bug_is_not(folder, monkeypatch)
 @pytest.mark.parametrize("name", ["fsdp", "zero2", "tensor 2 x fsdp"])
 def test_simulate_of_a_program_says_the_peak_of_the_table(folder, monkeypatch, name):
     monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
     broad = subject_of("own_model.py:broad", "", "", None, folder)
     trials = Trials(broad, gpu_cluster("h100-80", 1, 8, None), folder, print)
     # The table simulates two micro-batches of the four.
     choice = Choice(8, 1, 64, 2, "bf16", False)
-    monkeypatch.setenv("PYTHONPATH", str(folder))
     said = trials.simulated(FitRow(name, SPLITS[name], choice, 0)).found.memory
     (folder / "whole.py").write_text(program(broad, SPLITS[name], choice, "whole.py"))
     command = [sys.executable, "whole.py", "--steps", "3"]

@@ -132,9 +132,7 @@ def test_a_log_of_wandb_that_is_damaged_foreign_or_torn(folder, refused, monkeyp
     assert (row["status"], row["error"]) == ("failed", "its log ends before it does")
     capsys.readouterr()
     monkeypatch.setitem(sys.modules, "wandb.proto.wandb_internal_pb2", None)
-    assert "wandb is not installed, in import, pip install" in refused(
-        ["import", "wandb", "run", "--run-name", "again"]
-    )
+    assert "wandb is not installed, in import, pip install" in refused(["import", "wandb", "run", "--run-name", "more"])
 
 
 def test_a_row_that_the_disk_does_not_take_leaves_no_folder(folder, monkeypatch):

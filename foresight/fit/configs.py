@@ -93,10 +93,10 @@ def _texts(found: dict[str, Any], seq_len: int | None, refuse: Any) -> tuple[str
 
 
 def _unusual(config: Any, usual: Any) -> dict[str, Any]:
-    """Return the fields of a config that are not its class's defaults."""
-    left = {"model_type", "transformers_version", "architectures", "dtype", "torch_dtype", "_name_or_path"}
-    defaults = usual.to_dict()
-    return {name: value for name, value in config.to_dict().items() if name not in left and defaults.get(name) != value}
+    """Return the fields of a config that are not its class's defaults. Of classes the number counts, and not their names."""
+    left = "model_type transformers_version architectures dtype torch_dtype _name_or_path id2label label2id".split()
+    both = [each.to_dict() | {"num_labels": each.num_labels} for each in (config, usual)]
+    return {name: value for name, value in both[0].items() if name not in left and both[1].get(name) != value}
 
 
 def _small(whole: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:

@@ -140,6 +140,4 @@ class Started:
             # It may end meanwhile.
             with contextlib.suppress(psutil.NoSuchProcess):
                 names[process] = process.name()
-        return sorted(
-            (p for p, name in names.items() if name.startswith("rank ")), key=lambda p: int(names[p].split()[1])
-        )
+        return sorted((p for p, n in names.items() if n.startswith("rank ")), key=lambda p: int(names[p].split()[1]))

@@ -305,6 +305,7 @@ def test_a_config_of_transformers_is_text(tmp_path, name, sizes, inputs, labels)
     model.config_class(architectures=[name], vocab_size=99, **sizes).save_pretrained(tmp_path)
     text, narrow = of_transformers(str(tmp_path), 16)
     assert f"    inputs = {inputs}\n" in text
+    assert ('"num_labels": 7' in text, "LABEL_" in text) == ("num_labels" in sizes, False)
     assert f'    return {{"{model.main_input_name}": inputs, "labels": {labels}}}' in text
     built = {}
     exec(f"import torch\n{narrow}", built)

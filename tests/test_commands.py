@@ -134,9 +134,7 @@ def options_of_all_commands():
                     fields = dataclasses.fields(kind)
                     options |= {option_of(field.name) for field in fields}
                     # Annotated[..., tyro.conf.arg(name="as")]
-                    options |= {
-                        f"--{name}" for f in fields for name in re.findall(r"""name=["']([a-z-]+)""", str(f.type))
-                    }
+                    options |= {f"--{n}" for f in fields for n in re.findall(r"""name=["']([a-z-]+)""", str(f.type))}
     return options
 
 

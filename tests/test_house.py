@@ -146,9 +146,7 @@ def test_comments_stand_above_what_they_explain():
         with path.open("rb") as file:
             tokens = [token for token in tokenize.tokenize(file.readline) if token.type == tokenize.COMMENT]
         behind = (token for token in tokens if token.line[: token.start[1]].strip())
-        offences += [
-            (path, t.start[0], f"{t.string} stands behind code") for t in behind if not FOR_TOOLS.match(t.string)
-        ]
+        offences += [(path, t.start[0], f"{t.string} is behind code") for t in behind if not FOR_TOOLS.match(t.string)]
     report(offences)
 
 

@@ -95,11 +95,12 @@ def reasons(rows: Sequence[FitRow], cluster: Cluster, precision: str) -> list[st
 
 def nearest(rows: Sequence[FitRow]) -> str:
     """Return which row comes nearest to fitting, and what it lacks."""
-    memories = [(row, row.found.memory) for row in rows if row.found and row.found.memory]
-    over = {row.name: memory.needed - (memory.capacity or 0) for row, memory in memories if memory.is_too_large}
+    memories = {row.name: row.found.memory for row in rows if row.found and row.found.memory}
+    over = {name: memory.needed - (memory.capacity or 0) for name, memory in memories.items() if memory.is_too_large}
     if not over:
         return "nothing  could be tried"
     name = min(over, key=lambda each: over[each])
-    memory = next(memory for row, memory in memories if row.name == name)
-    lacks = f"{over[name] / GIB:,.1f} GiB" if over[name] > 0 else "memory"
+    memory, more = memories[name], over[name] / GIB
+    # One that ran out had more to come.
+    lacks = f"{'more than ' * bool(memory.out_of_memory)}{more:,.1f} GiB" if more > 0 else "memory"
     return f"nothing  fits: {name} comes nearest and lacks {lacks}, filled by {filled_by(memory)}; use more GPUs, or larger ones"

@@ -126,8 +126,7 @@ def _small(whole: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
         small[name] = [*dict.fromkeys(whole[name]), *whole[name]][:2]
     small |= {"attn_layer_period": 2, "attn_layer_offset": 1} if whole.get("attn_layer_period") else {}
     small |= {"attention_types": [[["global", "local"], 1]]} if whole.get("attention_types") else {}
-    parts = {name: whole[name] for name in PARTS if isinstance(whole.get(name), dict)}
-    return small | {name: _small(part, part) for name, part in parts.items()}
+    return small | {name: _small(whole[name], whole[name]) for name in PARTS if isinstance(whole.get(name), dict)}
 
 
 def _text(config: str, model: Any, fields: dict[str, Any], full: Any, labels: str, seq_len: int | None) -> str:

@@ -37,9 +37,7 @@ def test_halves_of_backward_fill_the_bubble():
 
 
 def test_nothing_starts_before_what_it_needs():
-    spans = {
-        (s.kind, s.stage, s.micro_batch): s for of_rank in simulate(order("1F1B", 4, 8), 4).values() for s in of_rank
-    }
+    spans = {(s.kind, s.stage, s.micro_batch): s for of in simulate(order("1F1B", 4, 8), 4).values() for s in of}
     for (kind, stage, micro_batch), span in spans.items():
         if kind == "F" and stage:
             assert span.begin >= spans["F", stage - 1, micro_batch].end

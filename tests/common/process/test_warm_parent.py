@@ -140,9 +140,7 @@ def test_forked_programs_die_with_their_parent(tmp_path):
 
 def test_a_parent_with_more_imports_is_made_at_once_and_can_be_waited_for(tmp_path, capfd):
     """Its imports are out of the garbage collector's reach. One that cannot import says why, and hurts no other."""
-    code = (
-        "import gc, sys; sys.exit(not ('wave' in sys.modules and gc.isenabled() and gc.get_freeze_count() > 100_000))"
-    )
+    code = "import gc, sys; sys.exit(not ('wave' in sys.modules and gc.isenabled() and gc.get_freeze_count() > 10**5))"
     parent = WarmParent.start()
     other, broken = parent.with_imports(("wave",)), parent.with_imports(("no_such_module",))
     for each in (parent, other, broken):

@@ -13,13 +13,16 @@ from concurrent.futures import Future
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.measure.gpus import GIB
 from gptscale.common.process.program import Program
 from gptscale.common.process.task import run_captured
+from gptscale.foresight.fit.answer import nearest
 from gptscale.foresight.fit.configs import of_transformers
 from gptscale.foresight.fit.splits import splits
 from gptscale.foresight.fit.subject import subject_of
@@ -219,6 +222,16 @@ def test_in_fp64_rounding_is_right_and_a_planted_bug_is_not(folder, monkeypatch)
     assert hung.why == "not proved on 2 ranks: it made 0 of 3 steps in 9 s"
     assert "ranks" not in {process.name() for process in psutil.Process().children(recursive=True)}
     trials.close()
+
+
+def test_what_comes_nearest_says_what_it_lacks():
+    memory = SimpleNamespace(is_too_large=True, needed=81 * GIB, capacity=80 * GIB, out_of_memory="")
+    memory.at_peak = {"parameter": 2**31}.copy
+    row = SimpleNamespace(name="ddp", found=SimpleNamespace(memory=memory))
+    assert "fits: ddp comes nearest and lacks 1.0 GiB, filled by parameter 2.0 GiB;" in nearest([row])
+    # It had more to come.
+    memory.out_of_memory = "CUDA out of memory."
+    assert "ddp comes nearest and lacks more than 1.0 GiB" in nearest([row])
 
 
 @pytest.mark.slow

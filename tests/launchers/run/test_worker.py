@@ -95,9 +95,7 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 @pytest.mark.slow
 def test_signals_leave_the_heap_alone():
     """With handlers on the thread's own stack ten signals aborted it in each of 6 goes on an Intel Xeon (oneDNN 3.10.2)."""
-    ended = subprocess.run(
-        [sys.executable, "-c", UNDER_SIGNALS], capture_output=True, text=True, timeout=400, check=False
-    )
+    ended = subprocess.run([sys.executable, "-c", UNDER_SIGNALS], capture_output=True, text=True, timeout=400)
     assert ended.returncode == 0, ended.stderr
 
 

@@ -182,9 +182,7 @@ def test_nan_on_one_rank_stops_all_and_is_named(tmp_path, rank, log_every, clock
     run = make_run(rank, log_every=log_every)
     with (
         pytest.raises(NumericError, match=r"loss nan.*at step 3 \(data rank 1, sequences \[2001, 2002\]\)"),
-        Recorder(
-            run, tmp_path, sequences=lambda step, r: (1000 * step + r, 1000 * step + r + 1), clock=clock
-        ) as recorder,
+        Recorder(run, tmp_path, sequences=lambda s, r: (1000 * s + r, 1000 * s + r + 1), clock=clock) as recorder,
     ):
         record(recorder, clock, range(1, 3))
         clock.passes(0.5)

@@ -101,6 +101,5 @@ def nearest(rows: Sequence[FitRow]) -> str:
         return "nothing  could be tried"
     name = min(over, key=lambda each: over[each])
     memory, more = memories[name], over[name] / GIB
-    # One that ran out had more to come.
     lacks = f"{'more than ' * bool(memory.out_of_memory)}{more:,.1f} GiB" if more > 0 else "memory"
     return f"nothing  fits: {name} comes nearest and lacks {lacks}, filled by {filled_by(memory)}; use more GPUs, or larger ones"

@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import textwrap
+import threading
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -61,6 +62,8 @@ class Choice:
     recompute: bool
 
 
+# Python 3.11 ends in a SystemError where two threads parse at once.
+parsing = threading.Lock()
 INPUTS = {
     "tensor": "{batch}.to(DEVICE)",
     "list": "[each.to(DEVICE) for each in {batch}]",
@@ -73,7 +76,7 @@ for module in model.modules() if o.check else []:
         del module[2:]"""
 EACH_BLOCK = "for block in [m for m in model.modules() if type(m).__name__ in BLOCK]:\n"
 TOUCH = f"{EACH_BLOCK}    block.register_forward_hook(touch)"
-RECOMPUTE = f"""\
+AGAIN = f"""\
 {EACH_BLOCK}    block.forward = partial(checkpoint, block.forward, use_reentrant=False)"""
 
 
@@ -128,9 +131,7 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
         "loss": loss,
         "shallow_words": ", with two blocks of each list for a check" if is_shallow and split.recipe else "",
         "shallow": SHALLOW if is_shallow and split.recipe else "",
-        "recompute": "\n".join(
-            ["widen(model)"] * subject.has_scalars + [TOUCH] * touches + [RECOMPUTE] * choice.recompute
-        ),
+        "recompute": "\n".join(["widen(model)"] * subject.has_scalars + [TOUCH] * touches + [AGAIN] * choice.recompute),
         "precision": choice.precision,
         "global_batch": str(choice.global_batch_size),
         "micro_batch": str(choice.micro_batch_size),
@@ -143,7 +144,9 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
         text = text.replace(name, own[name])
     text = _filled(text, places)
     text = re.sub(r"\n{4,}", "\n\n\n", text)
-    used = {node.id for node in ast.walk(ast.parse(text.replace("$imports", ""))) if isinstance(node, ast.Name)}
+    with parsing:
+        parsed = ast.parse(text.replace("$imports", ""))
+    used = {node.id for node in ast.walk(parsed) if isinstance(node, ast.Name)}
     imports = []
     for line in IMPORTS.splitlines():
         words, space, of_module = line.rpartition("import ")

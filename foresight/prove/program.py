@@ -51,8 +51,7 @@ class ProveTask:
     """A command, and how many steps of it are noted.
 
     reference: the folder of what the reference has noted, whose weights and batches it is given. limit_s: for all of it.
-    without_cuda: the CPU takes the place of CUDA. environ: variables beside those of this process. start: what
-    starts it.
+    without_cuda: the CPU takes the place of CUDA. environ: variables beside its own. start: what starts it.
     """
 
     command: Sequence[str]

@@ -16,9 +16,9 @@ CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
     "core": (CORE, 24_954),
-    "foresight": (("foresight",), 11_672),
+    "foresight": (("foresight",), 11_671),
     "lenet": (("lenet",), 6_441),
-    "the package": ((*CORE, *LABS), 43_067),
+    "the package": ((*CORE, *LABS), 43_066),
     "the tests": (("tests",), 26_974),
 }
 GPT2 = ("common/settings/gpt_config.py", "common/model/gpt.py")

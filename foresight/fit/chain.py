@@ -55,7 +55,7 @@ def chain_of(model: nn.Module, call: Callable[[], Any], block: str) -> dict[str,
     """
     path, blocks = _list_of(model, block)
     above = {name: m for name, m in model.named_modules() if not name or f"{path}.".startswith(f"{name}.")}
-    direct = [f"{name}.{weight}".strip(".") for name, m in above.items() for weight, _ in m.named_parameters("", False)]
+    direct = [weight for name, m in above.items() for weight, _ in m.named_parameters(name, recurse=False)]
     if direct:
         raise NoChainError(f"{direct[0]} is in no module that stands before or behind its blocks")
     children = {

@@ -44,6 +44,8 @@ AT_ONCE = 4
 # A machine with GPUs proves on its CPU, too.
 ON_A_CPU = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 TOO_LARGE = "does not fit"
+# Memory of malloc is zero. In a fork it would hold what imports have left, and squares of that are too large for a float.
+ZEROS = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.perturb=255"}
 # Micro-batches of a pipeline that are recorded beside one for each stage: by then each takes as long as the last.
 IN_TURN = 4
 # Micro-batches of a pipeline for each of its stages, if the batch has so many. With as many it idles a fifth of the time.
@@ -100,7 +102,7 @@ class Trials:
         folders = [Path(tempfile.mkdtemp(dir=folder)) for _ in range(2)]
         proof = ProveTask((), STEPS, PROOF_S, True, environ=ON_A_CPU)
         self._on_cpu = Parent(proof_environment(proof, folders[0]), folders[0], subject.imports)
-        environ = program_environment(self._task(0), torch_of(sys.executable), folders[1])
+        environ = program_environment(self._task(0), torch_of(sys.executable), folders[1]) | ZEROS
         self._under_mock = Parent(environ, folders[1], subject.imports)
 
     def simulated(self, row: FitRow) -> FitRow:

@@ -321,7 +321,9 @@ class ProgramWatch:
         print_error = sys.excepthook
 
         def note_error(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-            self.error = f"{kind.__name__}: {error}".splitlines()[0]
+            # A stage of torch says on further lines where it failed, and its cause why.
+            cause = error.__cause__ if str(error).startswith("\n") and error.__cause__ else error
+            self.error = f"{type(cause).__name__}: {cause}".splitlines()[0]
             print_error(kind, error, traceback)
             self._at_exit()
 

@@ -118,12 +118,7 @@ def _keep(left: Path, kept: Path) -> None:
         # Another process may have been as fast.
         os.rename(part, kept)
     shutil.rmtree(part, ignore_errors=True)
-    for oldest in sorted(kept.parent.glob("[0-9a-f]*"), key=_age)[:-KEPT]:
-        shutil.rmtree(oldest, ignore_errors=True)
-
-
-def _age(kept: Path) -> float:
+    # Another may let the same ones go just now.
     with contextlib.suppress(FileNotFoundError):
-        return kept.stat().st_mtime
-    # Another process has let it go just now.
-    return 0.0
+        for oldest in sorted(kept.parent.glob("[0-9a-f]*"), key=lambda folder: folder.stat().st_mtime)[:-KEPT]:
+            shutil.rmtree(oldest, ignore_errors=True)

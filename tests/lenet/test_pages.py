@@ -27,13 +27,14 @@ NOT_READ = """preset | epochs;label;name | P(x);variant | dtype;| ours against;r
 run, CPU;batch 8, 20;recipe | state;recipe | needed;recipe | median;recipe | checkpointing | moments | `;column | unit;count |
 what |;part | before;part | now;family |;`--model` |;your program uses;tokens a step;`--optimizer-state`;| fp32
 `--optimizer` | products;ranks | one;Llama 3.1 8B;fine-tune;run | state of a rank;| measured;| eager;| published;model | published
-model, tokens;program,;record |;| allocated;rows |""".replace("\n", ";").split(";")
+model, tokens;recipe | tiny, 2;| take;program,;record |;| allocated;rows |""".replace("\n", ";").split(";")
+# Rows of reports, and of differences.
+NOT_OURS = ("| report ", "| exercise", "| fp8 - ", "| bf16 - ")
 # Seconds for the GiB sent on a page are of two links.
 LINKS = {"long-sequences": (2**30 / 337.5e6, 2**30 / 35e6)}
 # What tells the rows of a CSV apart, where a table has medians of them.
 NAMES = "variant net way gelu model contender pool_backward epoch operator what part".split()
-# A number with a sign is a difference.
-NUMBER = re.compile(r"(?<![\w.,+-])\d[\d,]*\.\d+(?![\w.])")
+NUMBER = re.compile(r"(?<![\w.,-])\d[\d,]*\.\d+(?![\w.])")
 # Page, command, the files of its rows in results/measured, and the beginnings of the tables that the page shows.
 ALL = ("|",)
 PRESETS = ",".join(f"2026-11-23-lenet-baseline-{preset}" for preset in ("text", "report-a", "report-a-002"))
@@ -99,7 +100,7 @@ def test_the_rate_alone_tells_onecycle_from_text() -> None:
 def tables(page: Path) -> Iterator[tuple[str, str]]:
     """Yield each table of a page with a decimal number, and the text of its chapter."""
     for chapter in re.split(r"(?m)^## ", page.read_text()):
-        yield from ((b, chapter) for b in chapter.split("\n\n") if b.startswith("|") and NUMBER.search(b))
+        yield from ((block, chapter) for block in chapter.split("\n\n") if re.match(r"(?s)\|.*\d\.\d", block))
 
 
 @cache
@@ -136,7 +137,7 @@ def test_every_number_of_a_table_is_in_the_csv_that_it_names(page: Path) -> None
         assert files, f"{page.name}: the chapter of this table names no CSV\n{table[:200]}"
         scaled = [numbers_of(csv) * scale for csv in files for scale in (1, 100, 1000, 1e-3, *LINKS.get(page.stem, ()))]
         known = np.concatenate([*scaled, *(np.array(theirs) * scale for scale in (1, 100, 1000))])
-        ours = [row for row in table.splitlines()[2:] if not row.startswith(("| report ", "| exercise"))]
+        ours = [row for row in table.splitlines()[2:] if not row.startswith(NOT_OURS)]
         for line, number in ((row, found) for row in ours for found in re.findall(NUMBER, row)):
             value, unit = float(number.replace(",", "")), 10.0 ** -len(number.partition(".")[2])
             # The CSVs have six digits: a last one of 5 may come from above or from below.

@@ -79,7 +79,7 @@ def flipped(name):
 def slow():
     """Let rank 1 sleep in each block's forward."""
     if RANK == "1":
-        before(gpt.Block, "forward", lambda *_: time.sleep(0.1))
+        before(gpt.Block, "forward", lambda *_: time.sleep(0.4))
 
 
 def slow_reader():

@@ -235,7 +235,7 @@ def test_what_comes_nearest_says_what_it_lacks():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fsdp", "zero2", "tensor 2 x fsdp"])
+@pytest.mark.parametrize("name", ["fsdp", "zero2", "zero2 offload", "tensor 2 x fsdp"])
 def test_simulate_of_a_program_says_the_peak_of_the_table(folder, monkeypatch, name):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PYTHONPATH", str(folder))

@@ -205,7 +205,7 @@ def test_a_rank_that_stands_still_for_a_while_is_named_and_changes_nothing(tmp_p
         rank = run.ranks()[1]
         rank.suspend()
         # The fault itself.
-        time.sleep(4)
+        time.sleep(8)
         rank.resume()
     status, _, err = run.ended()
     assert status == 0

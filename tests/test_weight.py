@@ -1,9 +1,6 @@
 """The weight of the house: how many of our lines a rank loads, and how many each part of the house has.
 
-A limit falls. Whoever adds lines above it takes others out. On 2026-11-26 four limits rose twice, unpaid: pipelines, three axes
-and models of others in `gptscale fit` took 520 lines of foresight; checkpoints for other programs, techniques and a schedule took
-340 of the core, context parallelism 340, Muon 190, bits per byte and samples 130; their tests took 575. On 2026-11-27 models of
-one's own in `gptscale run` took 170 of the core. A rank owes 42 above the 10,000 of the law. docs/measurements/LOG.md tells it.
+A limit falls. Whoever adds lines above it takes others out; docs/measurements/LOG.md tells where that was not so.
 """
 
 import ast
@@ -23,7 +20,6 @@ FOLDERS = {
 }
 GPT2 = ("common/settings/gpt_config.py", "common/model/gpt.py")
 LOADED = {
-    # With the modules that the row of a family names.
     "a rank": (["launchers/run/worker.py", *GPT2], 10_042),
     "`gptscale run` until its options are parsed": (["launchers/cli.py", "launchers/commands/run.py", GPT2[0]], 2_466),
     **{f"recipes/{path.name}": ([f"recipes/{path.name}"], 1_000) for path in (ROOT / "recipes").glob("[!_u]*.py")},

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -78,15 +78,15 @@ def build(source: str, dropout: float, *, with_values: bool) -> nn.Module:
 
 
 @contextmanager
-def matrices_on_meta() -> Iterator[None]:
-    """Give matrices their shapes, but no memory. Vectors and buffers are as their modules make them, on the CPU."""
+def weights_on_meta(wanted: Callable[[nn.Parameter], bool]) -> Iterator[None]:
+    """Give the wanted weights their shapes, but no memory. All else is as its module makes it, on the CPU."""
     register, made = nn.Module.register_parameter, dict[int, nn.Parameter]()
 
     def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None and parameter.device.type not in ("cpu", "meta"):
             raise ValueError(f"it makes {name} on {parameter.device}")
         # A weight that is registered again is tied, and keeps its place.
-        if parameter is not None and id(parameter) not in made and parameter.dim() > 1:
+        if parameter is not None and id(parameter) not in made and wanted(parameter):
             attributes = dict(parameter.__dict__)
             parameter = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
             parameter.__dict__.update(attributes)
@@ -114,7 +114,7 @@ class OwnModel(nn.Module):
     def __init__(self, config: OwnConfig) -> None:
         super().__init__()
         self.config, self.source, on_meta = config, config.source, torch.get_default_device().type == "meta"
-        with matrices_on_meta() if on_meta else nullcontext():
+        with weights_on_meta(lambda p: p.dim() > 1) if on_meta else nullcontext():
             self.own = build(config.source, config.dropout, with_values=on_meta)
         lists = [(n, [*m.children()]) for n, m in self.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
         # Modules without parts, such as products side by side, are no blocks.

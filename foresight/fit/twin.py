@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from gptscale.common.model.own import weights_on_meta
 
 FILLS = {"normal_", "uniform_", "trunc_normal_", "kaiming_uniform_", "xavier_uniform_", "exponential_", "erfinv_"}
 KEPT = 2
@@ -65,25 +67,18 @@ class InDouble(Smooth):
 @contextmanager
 def on_meta() -> Iterator[None]:
     """Give weights their shapes, but no memory. Buffers are as their modules make them. Raises ValueError for weights of meta."""
-    register, made = nn.Module.register_parameter, set[int]()
+    seen: list[bool] = []
 
-    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    def wanted(parameter: nn.Parameter) -> bool:
+        # Later ones may be computed from those that are there by now, as those of a norm of weights are.
+        seen.append(parameter.is_meta)
+        if seen[0]:
+            raise ValueError("its weights are on the meta device, and have no values to begin with")
         # One of integers keeps its values, as a buffer does.
-        if parameter is not None and id(parameter) not in made and parameter.is_floating_point():
-            if parameter.is_meta:
-                raise ValueError("its weights are on the meta device, and have no values to begin with")
-            attributes = dict(parameter.__dict__)
-            parameter = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
-            parameter.__dict__.update(attributes)
-            made.add(id(parameter))
-        register(module, name, parameter)
+        return parameter.is_floating_point()
 
-    nn.Module.register_parameter = register_on_meta  # type: ignore[assignment]
-    try:
-        with NoFills():
-            yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+    with NoFills(), weights_on_meta(wanted):
+        yield
 
 
 def without_values(build: Callable[[], nn.Module]) -> nn.Module:
@@ -129,11 +124,12 @@ def two_blocks(build: Callable[[], nn.Module], blocks: Collection[str]) -> nn.Mo
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) and type(module[0]).__name__ in blocks:
             del module[KEPT:]
-    made: dict[int, nn.Parameter] = {}
+    made: dict[int, Tensor] = {}
     for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and parameter.is_meta:
-                module._parameters[name] = made.setdefault(id(parameter), _filled(parameter))
+        for values in (vars(module)["_parameters"], vars(module)["_buffers"]):
+            for name, value in values.items():
+                if value is not None and value.is_meta:
+                    values[name] = made.setdefault(id(value), _filled(value))
     return model
 
 
@@ -160,8 +156,8 @@ def touch(block: torch.nn.Module, inputs: Any, output: Any) -> Any:
     return output + zero if isinstance(output, torch.Tensor) else (output[0] + zero, *output[1:])
 
 
-def _filled(parameter: nn.Parameter) -> nn.Parameter:
-    """Return a weight with values: a matrix of small ones, a vector near one, as norms have it."""
-    values = torch.randn(parameter.shape, dtype=parameter.dtype)
-    values = 0.05 * values if parameter.dim() > 1 else 1 + 0.05 * values
-    return nn.Parameter(values, parameter.requires_grad)
+def _filled(tensor: Tensor) -> Tensor:
+    """Return a weight, or a buffer made of one, with values: a matrix of small ones, a vector near one, as norms have it."""
+    values = torch.randn(tensor.shape, dtype=tensor.dtype)
+    values = 0.05 * values if tensor.dim() > 1 else 1 + 0.05 * values
+    return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values

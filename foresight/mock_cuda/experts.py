@@ -21,6 +21,7 @@ from torch.utils import _python_dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 PLAIN = (Tensor, torch.nn.Parameter)
+MASKED = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
 ROUTERS = ("topk", "argmax", "max", "sort")
 # More experts than a model has, and fewer than words: the most likely word of a vocabulary is no route.
 EXPERTS_MAX = 1024
@@ -51,12 +52,12 @@ class BalancedExperts(_python_dispatch.TorchDispatchMode):
         if name == "masked_select" and inputs:
             values, mask = torch.broadcast_tensors(*args)
             func, name, args = torch.ops.aten.index.Tensor, "index", (values, [mask])
-        if name == "index" and inputs:
+        if name in MASKED and inputs:
             # The device can use numbers by itself, where a mask has to be counted.
             masks = (
                 _on_host(i).nonzero(as_tuple=True) if i is not None and i.dtype == torch.bool else [i] for i in args[1]
             )
-            args = (args[0], [i if i is None else i.to(inputs[0].device) for each in masks for i in each])
+            args = (args[0], [i if i is None else i.to(inputs[0].device) for each in masks for i in each], *args[2:])
         elif torch.Tag.dynamic_output_shape in func.tags and inputs:
             values = func(*_on_host(args), **_on_host(options))
             return _write(tree_map_only(Tensor, lambda v: torch.empty_like(v, device=inputs[0].device), values), values)

@@ -52,6 +52,8 @@ def begin(torch_module: Any) -> None:
             save(value, file, *args, **options)
 
     setattr(torch, "save", save_no_files)  # noqa: B010
+    # Zeros are in no distribution's bounds.
+    torch.distributions.Distribution.set_default_validate_args(False)
     # The mock has none of cuDNN's recurrent layers. Torch's own, step by step, take their place.
     torch.nn.RNNBase.flatten_parameters = lambda self: None  # type: ignore[method-assign]
     for name in RECURRENT:
@@ -62,7 +64,7 @@ def begin(torch_module: Any) -> None:
     def ctc_loss_there(*args: Any) -> Any:
         return ctc_loss(*(each.to(args[0].device) if isinstance(each, torch.Tensor) else each for each in args))
 
-    setattr(torch, "ctc_loss", ctc_loss_there)  # noqa: B010
+    setattr(torch, "ctc_loss", _without_cudnn(ctc_loss_there))  # noqa: B010
     if _asked("no_weights"):
         setattr(torch, "load", _if_there(torch.load))  # noqa: B010
         for owner in (torch.nn.Module, torch.optim.Optimizer):

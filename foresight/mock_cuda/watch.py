@@ -306,6 +306,7 @@ class ProgramWatch:
         from torch.optim import optimizer
 
         self.owners.begin()
+        self.mock.mock_watch_allocator()
         optimizer.register_optimizer_step_pre_hook(lambda optimizer, args, options: self.begins(optimizer))
         optimizer.register_optimizer_step_post_hook(lambda optimizer, args, options: self.stepped(optimizer))
         for name, tell in (

@@ -31,8 +31,6 @@ def there(*words):
     ok(*words, environment="colossalai")
 
 
-# --- one process, and each way of splitting
-
 WORK = "--steps 20 --global-batch-size 16 --grad-accum-steps 4 --seq-len 32".split()
 WORK += "--optimizer sgd --lr 0.1 --warmup-steps 2 --save-last".split()
 # The further steps of a verdict would be a third of the work. One split has them.
@@ -77,8 +75,6 @@ def test_computes_what_one_process_computes(split, one_process, tmp_path):
     assert sizes == {"dp": 1, "tp": 1, "pp": 1} | {axis: int(size) for axis, size in said.items()}
     assert bool(row["bubble_fraction"]) == (sizes["pp"] > 1)
 
-
-# --- checkpoints and streams
 
 LONG = "--steps 8 --seq-len 32 --save-every 4 --dropout 0.1 --data synthetic --grad-accum-steps 2 --global-batch-size 8".split()
 
@@ -168,8 +164,6 @@ def test_both_environments_start_from_the_same_weights(tmp_path):
     assert_same_state(*(tmp_path / "runs" / name / "checkpoints" / "step-1" for name in ("one", "two")))
 
 
-# --- what a user can get wrong
-
 CASES = {
     "heads": (["colossal_tensor", "--nproc", "3"], "cannot be cut over 3 tensor ranks, in --tp-size, use 1 or 2 or 4"),
     "blocks": (["colossal_pipeline", "--nproc", "5"], "4 blocks are too few for 5 stages, in --pp-size, use at most 4"),
@@ -244,9 +238,6 @@ def test_a_killed_rank_ends_all_and_is_named(tmp_path):
     assert len(processes) == 2
     assert psutil.wait_procs(processes, timeout=400)[1] == []
     assert [(row["status"], row["engine"]) for row in rows(tmp_path / "summary.csv")] == [("failed", "colossalai")]
-
-
-# --- what else runs under Colossal-AI's torch
 
 
 @needs_colossalai

@@ -204,7 +204,6 @@ def test_a_rank_that_stands_still_for_a_while_is_named_and_changes_nothing(tmp_p
         run.wait_for(lambda n=n_steps: log.exists() and log.read_text().count("\n") > n)
         rank = run.ranks()[1]
         rank.suspend()
-        # The fault itself.
         time.sleep(8)
         rank.resume()
     status, _, err = run.ended()

@@ -15,11 +15,11 @@ from gptscale.common.data.loader import Prefetcher
 from gptscale.common.engines import tensor_parallel
 from gptscale.common.errors import NumericError
 from gptscale.common.model import loss as loss_module
+from gptscale.common.process.world import gather_objects
 from gptscale.common.train import train
 from gptscale.results.record.recorder import Recorder
 
-# Steps are counted from 0.
-SICK_STEP = 2
+SICK_STEP = 2  # counted from 0
 
 
 class InfiniteGradient(torch.autograd.Function):
@@ -38,8 +38,7 @@ def main(recipe: str, out: Path, what: str) -> None:
     # A window of 4 steps: the host finds out one step late, and the weights must not have moved all the same.
     with planned(recipe, out, "--steps", "8", "--log-every", "4") as plan:
         engine, batches = engine_and_batches(plan)
-        world, healthy = plan.run.world, loss_module.linear_cross_entropy
-        step = {"now": 0}
+        world, healthy, step = plan.run.world, loss_module.linear_cross_entropy, {"now": 0}
 
         def sick(*arguments):
             loss = healthy(*arguments)
@@ -71,6 +70,7 @@ def main(recipe: str, out: Path, what: str) -> None:
             for s in engine.state()
             if s.tensor.numel() and not torch.equal(before.read(s.name, s.offset, tuple(s.tensor.shape)), s.tensor)
         ]
+        gather_objects(None)  # or a rank could still need the swap files, which go with the first to close
         engine.close()
         (folder / "moved").write_text(" ".join(moved))
         (folder / "expected").write_text(str(list(batches.sequences(SICK_STEP, 1))))

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { COMPLEX = 4 };
 typedef struct { void *stream; int math_mode, pointer_mode; } Handle;
 static void *stream_of(const Handle *handle) { return handle ? handle->stream : NULL; }
 
@@ -27,15 +26,17 @@ API int cublasGemmStridedBatchedEx(Handle *handle, int ta, int tb, int m, int n,
                                    int lda, long long sa, const void *b, int bt, int ldb, long long sb, const void *beta, void *c,
                                    int ct, int ldc, long long sc, int batch) { PRODUCT("gemm", m, n, k, batch); }
 #define GEMM(name) API int name(Handle *handle, int ta, int tb, int m, int n, int k) { PRODUCT("gemm", m, n, k, 1); }
-GEMM(cublasSgemm_v2) GEMM(cublasDgemm_v2) GEMM(cublasSgemmEx) GEMM(cublasHgemm)
+GEMM(cublasSgemm_v2) GEMM(cublasDgemm_v2) GEMM(cublasSgemmEx) GEMM(cublasHgemm) GEMM(cublasCgemm_v2) GEMM(cublasZgemm_v2)
 #define GEMM_BATCHED(name) API int name(Handle *handle, int ta, int tb, int m, int n, int k, const void *alpha, const void *a, int lda, long long sa, \
     const void *b, int ldb, long long sb, const void *beta, void *c, int ldc, long long sc, int batch) { PRODUCT("gemm", m, n, k, batch); }
 GEMM_BATCHED(cublasSgemmStridedBatched) GEMM_BATCHED(cublasDgemmStridedBatched) GEMM_BATCHED(cublasHgemmStridedBatched)
+GEMM_BATCHED(cublasCgemmStridedBatched) GEMM_BATCHED(cublasZgemmStridedBatched)
 API int cublasGemmBatchedEx(Handle *handle, int ta, int tb, int m, int n, int k) { PRODUCT("gemm", m, n, k, 1); }
 #define VECTOR(name) API int name(Handle *handle, int n) { PRODUCT("vector", n, 1, 1, 1); }
 VECTOR(cublasSdot_v2) VECTOR(cublasDdot_v2) VECTOR(cublasDotEx)
+VECTOR(cublasCdotc_v2) VECTOR(cublasCdotu_v2) VECTOR(cublasZdotc_v2) VECTOR(cublasZdotu_v2)
 #define GEMV(name) API int name(Handle *handle, int t, int m, int n) { PRODUCT("gemv", m, n, 1, 1); }
-GEMV(cublasSgemv_v2) GEMV(cublasDgemv_v2)
+GEMV(cublasSgemv_v2) GEMV(cublasDgemv_v2) GEMV(cublasCgemv_v2) GEMV(cublasZgemv_v2)
 
 /* cuBLASLt: a layout keeps its shape, a description whether its operands are transposed. */
 typedef struct { uint64_t type, rows, columns, batch; } Layout;

@@ -17,6 +17,8 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
+from torch.nn.utils import parametrizations
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.gpus import GIB
@@ -27,6 +29,7 @@ from gptscale.foresight.fit.configs import of_transformers
 from gptscale.foresight.fit.splits import splits
 from gptscale.foresight.fit.subject import subject_of
 from gptscale.foresight.fit.trials import FitRow, Trials
+from gptscale.foresight.fit.twin import on_meta, two_blocks
 from gptscale.foresight.fit.write import Choice, program
 from gptscale.foresight.plan.question import gpu_cluster
 from gptscale.launchers.cli import main
@@ -334,6 +337,21 @@ def test_a_model_whose_inputs_are_unknown_is_refused(tmp_path, name):
     getattr(transformers, name).config_class(architectures=[name]).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=f"the inputs of {name} are unknown; build it in a file of yours"):
         of_transformers(str(tmp_path), None)
+
+
+def test_each_weight_of_a_twin_has_a_value():
+    def build():
+        # Blocks are copies, and a norm computes weights and buffers from weights.
+        normed = [
+            norm(torch.nn.Linear(99, 99)) for norm in (parametrizations.weight_norm, parametrizations.spectral_norm)
+        ]
+        return torch.nn.ModuleList([*[torch.nn.Transformer(32, 2, 3, 3, 32) for _ in range(3)], *normed])
+
+    with on_meta():
+        assert all(p.is_meta for p in build().parameters())
+    twin = two_blocks(build, ["TransformerEncoderLayer"])
+    assert len(twin[0].encoder.layers) == 2
+    assert all(0 < value.abs().max() < 9 for value in twin.state_dict().values())
 
 
 def test_a_model_that_cannot_be_narrow_is_proved_with_two_blocks_of_each_list(tmp_path, monkeypatch):

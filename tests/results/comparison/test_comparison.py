@@ -342,10 +342,7 @@ DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
     "nothing": (lambda line: "", f"1 cells in place of {N}"),
     "endless": (lambda line: line + "," + "x" * 10**6, TOO_MANY),
     "a status of no run": (lambda line: line.replace(",ok,", ",fine,"), "status 'fine' is none of ok, oom"),
-    "a path for a name": (
-        lambda line: line.replace("single-0-0", "../../secret"),
-        "'../../secret' is no name of a run",
-    ),
+    "a path": (lambda line: line.replace("single-0-0", "../../secret"), "'../../secret' is no name of a run"),
 }
 
 

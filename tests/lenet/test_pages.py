@@ -28,7 +28,8 @@ run, CPU;batch 8, 20;recipe | state;recipe | needed;recipe | median;recipe | che
 what |;part | before;part | now;family |;`--model` |;your program uses;tokens a step;`--optimizer-state`;| fp32
 `--optimizer` | products;ranks | one;Llama 3.1 8B;fine-tune;run | state of a rank;| measured;| eager;| published;model | published
 model, tokens;recipe | tiny, 2;| take;program,;record |;| allocated;rows |""".replace("\n", ";").split(";")
-NOT_OURS = ("| report ", "| exercise", "| fp8 - ", "| bf16 - ")  # and differences
+# Rows of reports, and of differences.
+NOT_OURS = ("| report ", "| exercise", "| fp8 - ", "| bf16 - ")
 # Seconds for the GiB sent on a page are of two links.
 LINKS = {"long-sequences": (2**30 / 337.5e6, 2**30 / 35e6)}
 # What tells the rows of a CSV apart, where a table has medians of them.

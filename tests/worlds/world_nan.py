@@ -19,7 +19,7 @@ from gptscale.common.process.world import gather_objects
 from gptscale.common.train import train
 from gptscale.results.record.recorder import Recorder
 
-SICK_STEP = 2  # counted from 0
+SICK_STEP = 2
 
 
 class InfiniteGradient(torch.autograd.Function):
@@ -70,7 +70,8 @@ def main(recipe: str, out: Path, what: str) -> None:
             for s in engine.state()
             if s.tensor.numel() and not torch.equal(before.read(s.name, s.offset, tuple(s.tensor.shape)), s.tensor)
         ]
-        gather_objects(None)  # or a rank could still need the swap files, which go with the first to close
+        # The swap files go with the first to close, and another could still need them.
+        gather_objects(None)
         engine.close()
         (folder / "moved").write_text(" ".join(moved))
         (folder / "expected").write_text(str(list(batches.sequences(SICK_STEP, 1))))

@@ -341,7 +341,6 @@ def test_a_model_whose_inputs_are_unknown_is_refused(tmp_path, name):
 
 def test_each_weight_of_a_twin_has_a_value():
     def build():
-        # Blocks are copies, and a norm computes weights and buffers from weights.
         normed = [
             norm(torch.nn.Linear(99, 99)) for norm in (parametrizations.weight_norm, parametrizations.spectral_norm)
         ]

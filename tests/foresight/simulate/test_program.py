@@ -216,7 +216,6 @@ def test_weights_and_batches_need_not_be_there(simulate, script):
 SOLVERS = """
 numbers = torch.arange(1, 65).cuda()
 assert numbers.tolist() == [*range(1, 65)]
-# Its memory goes to others, which have none of its values.
 del numbers
 x, square = torch.ones(8, 64, device="cuda"), torch.ones(2, 64, 64, device="cuda", requires_grad=True)
 assert (len(x[x > 0]), len(x.unique()), x.sum().item()) == (0, 0, 0.0)

@@ -70,7 +70,7 @@ def on_meta() -> Iterator[None]:
     seen: list[bool] = []
 
     def wanted(parameter: nn.Parameter) -> bool:
-        # Later ones may be computed from those that are there by now, as those of a norm of weights are.
+        # Only the first tells: weight_norm computes its weights from one that has been emptied.
         seen.append(parameter.is_meta)
         if seen[0]:
             raise ValueError("its weights are on the meta device, and have no values to begin with")

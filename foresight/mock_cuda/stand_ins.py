@@ -52,7 +52,7 @@ def begin(torch_module: Any) -> None:
             save(value, file, *args, **options)
 
     setattr(torch, "save", save_no_files)  # noqa: B010
-    # Zeros are in no distribution's bounds.
+    # It would check values, which are zeros here.
     torch.distributions.Distribution.set_default_validate_args(False)
     # The mock has none of cuDNN's recurrent layers. Torch's own, step by step, take their place.
     torch.nn.RNNBase.flatten_parameters = lambda self: None  # type: ignore[method-assign]

@@ -26,11 +26,16 @@ API int cublasGemmStridedBatchedEx(Handle *handle, int ta, int tb, int m, int n,
                                    int lda, long long sa, const void *b, int bt, int ldb, long long sb, const void *beta, void *c,
                                    int ct, int ldc, long long sc, int batch) { PRODUCT("gemm", m, n, k, batch); }
 #define GEMM(name) API int name(Handle *handle, int ta, int tb, int m, int n, int k) { PRODUCT("gemm", m, n, k, 1); }
-GEMM(cublasSgemm_v2) GEMM(cublasDgemm_v2) GEMM(cublasSgemmEx) GEMM(cublasHgemm) GEMM(cublasCgemm_v2) GEMM(cublasZgemm_v2)
+GEMM(cublasSgemm_v2) GEMM(cublasDgemm_v2) GEMM(cublasSgemmEx) GEMM(cublasHgemm)
 #define GEMM_BATCHED(name) API int name(Handle *handle, int ta, int tb, int m, int n, int k, const void *alpha, const void *a, int lda, long long sa, \
     const void *b, int ldb, long long sb, const void *beta, void *c, int ldc, long long sc, int batch) { PRODUCT("gemm", m, n, k, batch); }
 GEMM_BATCHED(cublasSgemmStridedBatched) GEMM_BATCHED(cublasDgemmStridedBatched) GEMM_BATCHED(cublasHgemmStridedBatched)
-GEMM_BATCHED(cublasCgemmStridedBatched) GEMM_BATCHED(cublasZgemmStridedBatched)
+/* A complex product is four real ones. */
+#define GEMM_COMPLEX(name) API int name(Handle *handle, int ta, int tb, int m, int n, int k) { PRODUCT("gemm", m, n, 4 * (uint64_t)k, 1); }
+#define GEMM_COMPLEX_BATCHED(name) API int name(Handle *handle, int ta, int tb, int m, int n, int k, const void *alpha, const void *a, int lda, long long sa, \
+    const void *b, int ldb, long long sb, const void *beta, void *c, int ldc, long long sc, int batch) { PRODUCT("gemm", m, n, 4 * (uint64_t)k, batch); }
+GEMM_COMPLEX(cublasCgemm_v2) GEMM_COMPLEX(cublasZgemm_v2)
+GEMM_COMPLEX_BATCHED(cublasCgemmStridedBatched) GEMM_COMPLEX_BATCHED(cublasZgemmStridedBatched)
 API int cublasGemmBatchedEx(Handle *handle, int ta, int tb, int m, int n, int k) { PRODUCT("gemm", m, n, k, 1); }
 #define VECTOR(name) API int name(Handle *handle, int n) { PRODUCT("vector", n, 1, 1, 1); }
 VECTOR(cublasSdot_v2) VECTOR(cublasDdot_v2) VECTOR(cublasDotEx)

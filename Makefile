@@ -38,7 +38,7 @@ NEWEST_UV = $(UV) pip install --quiet --upgrade --python $(NEWEST) $(addprefix -
 ROOMS = common foresight launchers lenet ops recipes results
 OUTSIDE = benchmarks tools
 
-DEMO = gptscale sweep --recipes $(RECIPES) --model tiny --data stdlib --steps 100 --lr 5e-4 --warmup-steps 10 --out demo
+DEMO = --model tiny --data stdlib --steps 100 --lr 5e-4 --warmup-steps 10 --out demo
 
 RECIPES ?= all
 
@@ -103,8 +103,8 @@ prepare: venv  ## compile our operators and DeepSpeed's (about 2 minutes on 2 co
 demo: venv  ## every recipe that can run here, on real text, and their comparison (RECIPES=single,ddp narrows it)
 	@$(BIN)/gptscale prepare --recipes $(RECIPES)
 	@rm -rf demo
-	@echo '$(DEMO)'
-	@$(BIN)/$(DEMO)
+	$(if $(filter all,$(RECIPES)),$(BIN)/gptscale run handout --same-work $(DEMO))
+	$(BIN)/gptscale sweep --recipes $(RECIPES) $(DEMO)
 	@echo "open demo/comparison.html, or demo/comparison.png"
 
 report: venv  ## the model answer: every figure of the exercise and its reports beside ours (RESULTS=FOLDER: your own rows)

@@ -12,7 +12,7 @@ from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD
 from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import option_of
-from gptscale.common.settings.families import FAMILIES
+from gptscale.common.settings.families import MODELS
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.recipes import RECIPES, Recipe, names_with
 
@@ -113,7 +113,7 @@ UNSUPPORTED = (
          ("max-autotune", "reduce-overhead"),
          "CUDA graphs replay at fixed addresses, and these engines gather, exchange or free what lies there between replays",
          f"use max-autotune-no-cudagraphs, or {names_with(lambda row: row.cuda_graphs)}"),
-    Pair(has_transformers_model, "model", tuple(FAMILIES["llama"].presets.split()),
+    Pair(has_transformers_model, "model", tuple(name for name, family in MODELS.items() if family != "gpt2"),
          "the model is transformers' own, of GPT-2's family so far",
          f"use {names_with(lambda row: not has_transformers_model(row))}"),
     Pair(has_transformers_model, "attention", ("flash", "flash3", "cudnn", "efficient", "math"),

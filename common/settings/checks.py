@@ -79,7 +79,7 @@ def parse_names(text: str, valid: Collection[str], kind: str, option: str, fix: 
     ConfigError for the first that is not in `valid`: "unknown {kind} 'x', in {option}, {fix}". The default fix is the
     nearest valid name.
     """
-    names = text.split(",")
+    names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in valid:
             raise ConfigError(f"unknown {kind} {name!r}", f"in {option}", fix or did_you_mean(name, valid))

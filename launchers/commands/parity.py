@@ -107,7 +107,8 @@ def main(argv: Sequence[str]) -> int:
     """Run, compare, print the table, and return 0 if every recipe passed."""
     options = parse(ParityOptions, argv, prog="gptscale parity", about="Each recipe against one process.")
     begin_warm_parent("cpu", imports=RunConfig(data=options.data).data_imports)
-    names = [n for n in recipes_named(options.recipes, RunConfig(device="cpu")) if n != "single"]
+    asked = RunConfig(model=options.model, precision=options.precision, device="cpu")
+    names = [n for n in recipes_named(options.recipes, asked) if n != "single"]
     with tempfile.TemporaryDirectory(prefix="gptscale-parity-") as temporary:
         out = options.out or Path(temporary)
         # All cases are made first, so that every run is checked before one starts.
@@ -184,8 +185,7 @@ def trained(run: ParityRun) -> Path:
     status = start(run.recipe, run.config, run.recipe_config, run.nproc)
     if status:
         raise ConfigError(f"{run.recipe} ended with status {status}", "in parity", "see its own message above")
-    assert run.config.run_name is not None
-    return run.config.out / "runs" / run.config.run_name
+    return run.config.out / "runs" / str(run.config.run_name)
 
 
 def against(reference: Path, folder: Path, run: ParityRun, options: ParityOptions) -> Deviation:

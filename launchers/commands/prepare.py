@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.errors import ConfigError, StorageError
+from gptscale.common.settings.checks import parse_names
 from gptscale.common.settings.command_line import parse
 from gptscale.launchers.run.options import default_recipe_config
 from gptscale.ops.build import kernels
 from gptscale.ops.build.cache import BuildError, CacheFolderError
-from gptscale.recipes import RECIPES, get
+from gptscale.recipes import RECIPES
 from gptscale.results.render import console
 
 if TYPE_CHECKING:
@@ -39,9 +40,7 @@ def main(argv: Sequence[str]) -> int:
     """
     options = parse(PrepareOptions, argv, prog="gptscale prepare", about="Compile what recipes need, before any run.")
     named = options.recipes not in ("", "all")
-    names = [name.strip() for name in options.recipes.split(",")] if named else list(RECIPES)
-    for name in names:
-        get(name)
+    names = parse_names(options.recipes, RECIPES, "recipe", "--recipes") if named else list(RECIPES)
     terminal = console(stderr=True)
     if not options.recipes:
         _prepare_own(terminal)

@@ -69,8 +69,7 @@ class ReadyRun:
         """Return the global batches of `source`, or of the recipe's own data, as one data rank sees them."""
         run = self.run
         if "data" in self.recipe_config.own_work(run):
-            own: Batches = get(run.recipe).load().batches(run, self.recipe_config, data_rank, data_size)
-            return own
+            return get(run.recipe).load().batches(run, self.recipe_config, data_rank, data_size)  # type: ignore[no-any-return]
         sizes = {"seq_len": run.seq_len, "global_batch_size": run.batch.global_batch_size, "seed": run.config.seed}
         return Batches(source, **sizes, data_rank=data_rank, data_size=data_size)
 
@@ -232,8 +231,7 @@ def _check_plan(recipe_config: RecipeConfig, run: Run) -> None:
 
 
 def _check_results_folder(run: Run) -> None:
-    config = run.config
-    check_results_folder(config.out, config.run_name, SUMMARY, resumes=config.resume is not None)
+    check_results_folder(run.config.out, run.config.run_name, SUMMARY, resumes=run.config.resume is not None)
 
 
 def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:

@@ -7,18 +7,20 @@ import sys
 
 import torch
 
+from gptscale.common.errors import ConfigError
 from gptscale.common.process import environments
 from gptscale.common.process.program import Program
 from gptscale.common.process.world import runs_on_cuda, world_of
 from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.settings.checks import parse_names
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.finished import is_finished
-from gptscale.launchers.run.options import option_words
+from gptscale.launchers.run.options import default_recipe_config, option_words
 from gptscale.launchers.run.preflight import ReadyRun, preflight, why_not_here
 from gptscale.launchers.run.record import new_run_id
 from gptscale.launchers.run.space import check_memory, check_space
 from gptscale.launchers.run.verdict import tell_verdict
-from gptscale.recipes import RECIPES, get
+from gptscale.recipes import RECIPES, get, unsupported
 from gptscale.results.columns import SUMMARY
 from gptscale.results.record.launch_with_row import launch_with_row
 
@@ -31,18 +33,19 @@ def default_nproc(recipe: str, config: RunConfig) -> int:
 def recipes_named(names: str, config: RunConfig, *, same_work: bool = False) -> list[str]:
     """Return the recipes in `names`, which has commas between them.
 
-    `all` means those that can run on the run's device. The others are printed with the reason. same_work: leave out of `all` the
-    exercise's baseline, which without options does other work than the others.
+    `all` means those that can run on the run's device and with its options. The others are printed with the reason. same_work:
+    leave out of `all` the exercise's baseline, which without options does other work than the others.
     """
     if names != "all":
-        recipes = [name.strip() for name in names.split(",")]
-        for name in recipes:
-            get(name)
-        return recipes
+        return parse_names(names, RECIPES, "recipe", "--recipes")
     recipes = []
     for name in RECIPES:
-        other = RECIPES[name].own_work if same_work else ""
-        if reason := other or why_not_here(name, cuda=runs_on_cuda(config.device)):
+        reason = (RECIPES[name].own_work if same_work else "") or why_not_here(name, cuda=runs_on_cuda(config.device))
+        try:
+            unsupported.check(name, config, default_recipe_config(name))
+        except ConfigError as error:
+            reason = reason or error.what.removeprefix(f"{name} ")
+        if reason:
             print(f"leaving out {name}: {reason}", file=sys.stderr)
         else:
             recipes.append(name)

@@ -8,6 +8,7 @@ from worlds import assert_same_state, ok, rows, steps
 
 from gptscale.common.engine import Batch
 from gptscale.common.measure.flops import handout_n_params
+from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.plan.enumeration import RECIPES
 from gptscale.launchers.cli import main
 from gptscale.launchers.run.start import recipes_named
@@ -76,12 +77,11 @@ def test_what_it_would_ignore_is_refused_in_one_line(words, message, capsys, tmp
 
 
 def test_it_is_left_out_where_all_do_the_same_work(capsys):
-    from gptscale.common.settings.run_config import RunConfig
-
-    config = RunConfig(device="cpu")
-    assert "handout" not in recipes_named("all", config, same_work=True)
-    assert "leaving out handout: its ids, its dropout of 0.1 and its loss are the exercise's" in capsys.readouterr().err
-    assert "handout" in recipes_named("all", config)
+    own = "its ids, its dropout of 0.1 and its loss are the exercise's"
+    for model, same, why in (("tiny", True, own), ("llama-tiny", False, "does not work with model llama-tiny")):
+        assert "handout" not in recipes_named("all", RunConfig(model=model, device="cpu"), same_work=same)
+        assert f"leaving out handout: {why}" in capsys.readouterr().err
+    assert "handout" in recipes_named("all", RunConfig(device="cpu"))
     assert [name for name, row in RECIPES.items() if row.own_work] == ["handout"]
 
 

@@ -1,9 +1,8 @@
-"""Small models that are no language models, for benchmarks.foresight.kinds: each a function NAME, with NAME_batch(n) beside it.
+"""Small models that are no language models, for benchmarks.foresight.kinds.
 
-Four are transformers' own classes, narrowed, with random weights. The others are toys of one file.
+Each is a function NAME, with NAME_batch(n) beside it. Four are transformers' own classes, narrowed, with random weights. The others are toys of one file.
 """
 
-# ruff: noqa: D103
 from __future__ import annotations
 
 from typing import Any
@@ -19,6 +18,7 @@ DRY: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob
 
 
 def pictures(n: int, size: int, channels: int = 3) -> Tensor:
+    """Return random pictures, (n, channels, size, size)."""
     return torch.randn(n, channels, size, size)
 
 
@@ -29,6 +29,7 @@ def vit() -> Any:
 
 
 def vit_batch(n: int) -> dict[str, Tensor]:
+    """Return n samples for vit."""
     return {"pixel_values": pictures(n, 32), "labels": torch.randint(10, (n,))}
 
 
@@ -38,6 +39,7 @@ def bert() -> Any:
 
 
 def bert_batch(n: int) -> dict[str, Tensor]:
+    """Return n samples for bert."""
     ids = torch.randint(257, (n, 32))
     # The same number in each sample, or means over micro-batches would weigh samples unequally.
     hidden = (torch.arange(32) % 8 == 3).expand(n, -1)
@@ -53,6 +55,7 @@ def t5() -> Any:
 
 
 def t5_batch(n: int) -> dict[str, Tensor]:
+    """Return n samples for t5."""
     return {"input_ids": torch.randint(257, (n, 24)), "labels": torch.randint(257, (n, 16))}
 
 
@@ -74,6 +77,7 @@ def whisper() -> Any:
 
 
 def whisper_batch(n: int) -> dict[str, Tensor]:
+    """Return n samples for whisper."""
     return {"input_features": torch.randn(n, 80, 100), "labels": torch.randint(2, 257, (n, 16))}
 
 
@@ -118,6 +122,7 @@ def resnet_bn() -> nn.Module:
 
 
 def resnet_batch(n: int) -> dict[str, Tensor]:
+    """Return n samples for resnet."""
     return {"images": pictures(n, 16), "labels": torch.randint(10, (n,))}
 
 
@@ -150,10 +155,12 @@ class UNet(nn.Module):
 
 
 def unet() -> nn.Module:
+    """Return a small U-Net."""
     return UNet()
 
 
 def unet_batch(n: int) -> dict[str, Tensor]:
+    """Return n samples for unet."""
     return {"noisy": pictures(n, 16), "noise": pictures(n, 16)}
 
 
@@ -170,10 +177,12 @@ class Tagger(nn.Module):
 
 
 def lstm() -> nn.Module:
+    """Return a tagger by LSTM."""
     return Tagger()
 
 
 def lstm_batch(n: int) -> dict[str, Tensor]:
+    """Return n samples for lstm."""
     return {"words": torch.randint(257, (n, 20)), "tags": torch.randint(12, (n, 20))}
 
 
@@ -193,10 +202,12 @@ class Graphs(nn.Module):
 
 
 def graphs() -> nn.Module:
+    """Return a network over graphs."""
     return Graphs()
 
 
 def graphs_batch(n: int) -> dict[str, Tensor]:
+    """Return n samples for graphs."""
     return {"nodes": torch.randn(n, 12, 8), "edges": torch.rand(n, 12, 12).round(), "target": torch.randn(n)}
 
 
@@ -232,10 +243,12 @@ class Mixer(nn.Module):
 
 
 def mixture() -> nn.Module:
+    """Return a mixer with experts that all compute."""
     return Mixture()
 
 
 def mixture_batch(n: int) -> dict[str, Tensor]:
+    """Return n samples for mixture."""
     return {"x": torch.randn(n, 12, 16), "labels": torch.randint(10, (n,))}
 
 
@@ -251,8 +264,10 @@ class Pairs(nn.Module):
 
 
 def pairs() -> nn.Module:
+    """Return a tower for pairs."""
     return Pairs()
 
 
 def pairs_batch(n: int) -> dict[str, Tensor]:
+    """Return n samples for pairs."""
     return {"left": torch.randn(n, 32), "right": torch.randn(n, 32), "alike": torch.randint(2, (n,)) * 2 - 1}

@@ -1,7 +1,7 @@
 """Small models that are no language models, for benchmarks.foresight.kinds.
 
-Each is a function NAME, with NAME_batch(n) beside it. Four are transformers' own classes, narrowed, with random weights. The others
-are toys of one file.
+Each is a function NAME, with NAME_batch(n) beside it. Four are transformers' own classes, narrowed, with random weights.
+The others are toys of one file.
 """
 
 from __future__ import annotations

@@ -9,12 +9,10 @@ Wins                   over DDP when AdamW's state is what does not fit; needs n
 Loses                  to fsdp and DeepSpeed, which cut evenly and cut weights too; the library is no longer developed
 Source                 Rajbhandari et al. 2020 (arXiv 1910.02054); fairscale.readthedocs.io, "OSS and ShardedDDP"
 
-The trap               Gradients of small parameters live in buckets, as views. `optimizer.zero_grad()` sets them to None. The
+The trap               Gradients of small parameters live in buckets, as views. OSS's own `zero_grad` sets them to None. The
                        next backward then fills new tensors outside the buckets, and the buckets are reduced as they were:
-                       from its second step on, the model trains on stale gradients, and the loss still falls. It looks
-                       like a matter of the tied head, but it also happens without one, and never with reduce_buffer_size 0.
-                       The cure is `model.zero_grad()`, ShardedDataParallel's own, which keeps the views (measured both
-                       ways in docs/measurements/LOG.md).
+                       from its second step on, the model trains on stale gradients, and the loss still falls. `shard` gives
+                       OSS ShardedDataParallel's, which keeps the views (measured both ways in docs/measurements/LOG.md)
 """
 
 from __future__ import annotations
@@ -52,12 +50,17 @@ def shard(
     kind: type[torch.optim.Optimizer],
     **options: Any,
 ) -> tuple[ShardedDataParallel, OSS]:
-    """Return `model` and an optimizer of `kind` over its parameter `groups`, both sharded by whole parameters."""
+    """Return `model` and an optimizer of `kind` over its parameter `groups`, both sharded by whole parameters.
+
+    Clip with `clip_grad_norm` of the optimizer, since a rank has the gradients of its own parameters alone.
+    """
     from fairscale.nn.data_parallel import ShardedDataParallel
     from fairscale.optim.oss import OSS
 
     optimizer = OSS(groups, optim=kind, **options)
-    return ShardedDataParallel(model, optimizer, reduce_buffer_size=config.reduce_buffer_size), optimizer
+    sharded = ShardedDataParallel(model, optimizer, reduce_buffer_size=config.reduce_buffer_size)
+    optimizer.zero_grad = sharded.zero_grad
+    return sharded, optimizer
 
 
 def build(run: Run, config: FairscaleSDPConfig) -> TorchEngine:
@@ -73,9 +76,7 @@ def build(run: Run, config: FairscaleSDPConfig) -> TorchEngine:
     groups = decay_groups(model.parameters(), run.config.weight_decay)
     kind, options = torch_optimizer(run.config)
     sharded, oss = shard(model, config, groups, kind, **options)
-    stepper = LibraryOptimizer(
-        oss, oss.optim, dict(model.named_parameters()), run.config, clip=oss.clip_grad_norm, zero_grad=sharded.zero_grad
-    )
+    stepper = LibraryOptimizer(oss, oss.optim, dict(model.named_parameters()), run.config, clip=oss.clip_grad_norm)
     return TorchEngine(run, sharded, stepper, group=dist.group.WORLD, set_grad_sync=holding_back(sharded.no_sync))
 
 

@@ -51,8 +51,12 @@ class TensorParallelConfig(RecipeConfig):
 
 def shard(model: nn.Module, plan: dict[str, ParallelStyle], mesh: DeviceMesh) -> nn.Module:
     """Cut the modules that `plan` names over the 1-D `mesh`: on the meta device nothing is copied or sent."""
+    from fnmatch import fnmatch
+
     from torch.distributed.tensor.parallel import parallelize_module
 
+    if lost := [key for key in plan if not any(fnmatch(name, key) for name, _ in model.named_modules())]:
+        raise ValueError(f"the model has no module {lost[0]}")
     return parallelize_module(model, mesh, plan)
 
 

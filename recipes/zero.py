@@ -83,9 +83,10 @@ def ds_config(config: ZeroConfig, n_params: int, largest_weight: int, world_size
 
 
 def shard(model: nn.Module, optimizer: torch.optim.Optimizer, json: dict[str, Any]) -> deepspeed.DeepSpeedEngine:
-    """Let DeepSpeed cut `model` and `optimizer`, where a model for stage 3 was built under `deepspeed.zero.Init`."""
+    """Let DeepSpeed cut `model` and `optimizer`, and compile nothing. At stage 3 a model may come from `deepspeed.zero.Init`."""
     import deepspeed
 
+    deepspeed.ops.__compatible_ops__ = {}
     return deepspeed.initialize(model=model, optimizer=optimizer, config=json, dist_init_required=False)[0]
 
 
@@ -106,8 +107,7 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
 
     deepspeed_ops.load(config.ops)
     swap = SwapFolder(config.nvme_path or run.config.out, run.world) if config.offload == "nvme" else None
-    config = replace(config, nvme_path=swap.path if swap else None)
-    json = config.json(run)
+    json = replace(config, nvme_path=swap.path if swap else None).json(run)
     deepspeed_ops.start_deepspeed(run.world.device)
     check_by_deepspeed(json, config.ds_config)
     if config.stage == 3:

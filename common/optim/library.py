@@ -35,7 +35,6 @@ class LibraryOptimizer(Stepper):
     inner: the optimizer of torch inside it. It holds the state, in some libraries only for this rank's share of the parameters.
     parameters: the parameters whose weights this process holds, by canonical name.
     clip(max_norm): the library's function that scales the gradients and returns their global norm.
-    zero_grad(): the library's function that clears the gradients, by default that of `optimizer`.
     boxes(name, tensor): returns the boxes that a local tensor fills in the whole tensor.
     """
 
@@ -47,14 +46,12 @@ class LibraryOptimizer(Stepper):
         config: RunConfig,
         *,
         clip: Callable[[float], Tensor],
-        zero_grad: Callable[[], object] | None = None,
         boxes: Callable[[str, Tensor], Iterable[Shard]] = lambda name, tensor: [shard_of(name, tensor)],
     ) -> None:
         super().__init__(next(iter(parameters.values())).device)
         self.boxes = boxes
         self.optimizer, self.inner, self.parameters = optimizer, inner, parameters
         self.max_norm, self.clip = config.clip_grad_norm or torch.inf, clip
-        self.zero_grad = zero_grad or optimizer.zero_grad
         self.poisoned = False
         self.name, self.state_keys = config.optimizer, OPTIMIZERS[config.optimizer].state_keys
         names = {parameter: name for name, parameter in parameters.items()}
@@ -74,7 +71,7 @@ class LibraryOptimizer(Stepper):
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             self.optimizer.step()
-        self.zero_grad()
+        self.optimizer.zero_grad()
         return norm
 
     def state(self) -> Iterator[Shard]:

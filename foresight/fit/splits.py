@@ -131,7 +131,7 @@ TENSOR = BY_MESH | {
     "DATA_RANK": "DATA_RANK",
     "before": (
         'mesh = init_device_mesh(DEVICE.type, (DATA_RANKS, TP), mesh_dim_names=("data", "tensor"))\n'
-        'shard(model, PLAN, mesh["tensor"]).to(DEVICE)'
+        'parallelize_module(model, mesh["tensor"], PLAN).to(DEVICE)'
     ),
 }
 # Without FSDP some weights are no DTensors.
@@ -246,7 +246,7 @@ MESH_3D = (
     'model = Stage(model, mesh.get_local_rank("pipeline"), o)\n'
     "own = [name for name, module in model.named_modules() if module._parameters]\n"
     'plan = {name: PLAN[key] for name in own for key in PLAN if fnmatch(name, f"module.{key}")}\n'
-    'shard_tensor(model, plan, mesh["tensor"]).to(DEVICE)\n'
+    'parallelize_module(model, mesh["tensor"], plan).to(DEVICE)\n'
 )
 
 
@@ -307,10 +307,10 @@ def splits(gpus: int, per_node: int) -> dict[str, Split]:
             found["tensor"] = Split(what, ALONE, "tensor_parallel", needs=("plan",), autocast=True, tensor=tensor)
         else:
             own = TENSOR | {"constants": f"TP = min({tensor}, max(2, WORLD // 2))\n{OF_TP}", "check_ranks": "4"}
-            own["before"] += f"\n{DATA}"
+            own["before"] += f"\n{DATA.replace('shard_data', 'shard')}"
             title = f"{what}, and its state over the other ranks"
             found[f"tensor {tensor} x fsdp"] = Split(
-                title, own, "tensor_parallel", needs=("plan", "blocks"), tensor=tensor, least=4
+                title, own, "hybrid_3d", needs=("plan", "blocks"), tensor=tensor, least=4
             )
     for stages, tensor in itertools.product((2, 4, 8), (1, 2, 4, 8)):
         if stages * tensor >= gpus or gpus % (stages * tensor) or tensor > per_node:

@@ -180,10 +180,9 @@ def _shard(split: Split) -> str:
     """Return the source of a recipe's `shard`, whose imports stand at the top of a program."""
     module = import_module(f"gptscale.recipes.{split.recipe}")
     text = inspect.getsource(module.shard)
-    for name, recipe in ("shard_tensor", "tensor_parallel"), ("shard_data", "hybrid_3d"):
-        if f"{name}(" in split.own.get("before", ""):
-            other = inspect.getsource(import_module(f"gptscale.recipes.{recipe}").shard)
-            text += f"\n\n{other.replace('def shard(', f'def {name}(')}"
+    if "shard_data(" in split.own.get("before", ""):
+        other = inspect.getsource(import_module("gptscale.recipes.hybrid_3d").shard)
+        text += f"\n\n{other.replace('def shard(', 'def shard_data(')}"
     return re.sub(r"( {4}(from|import) .*\n)+\n", "", text).rstrip()
 
 

@@ -46,9 +46,7 @@ class LowLevelZeroStepper(LibraryOptimizer):
         parameters = {name: masters[id(p)] for name, p in working.items()}
         rank = dist.get_rank()
         layout = FlatLayout(run.gpt, {n: (tuple(p.shape), rank * parameters[n].numel()) for n, p in working.items()})
-        super().__init__(
-            zero, zero.optim, parameters, run.config, clip=self.norm, zero_grad=zero.zero_grad, boxes=layout.boxes
-        )
+        super().__init__(zero, zero.optim, parameters, run.config, clip=self.norm, boxes=layout.boxes)
         fill((s for n, p in parameters.items() for s in layout.boxes(f"model/{n}", p)), run.gpt, run.config.seed)
         self.publish()
 

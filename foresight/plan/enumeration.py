@@ -14,6 +14,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import MODEL_AXES, RunConfig
+from gptscale.foresight.memory.bound import HOLDERS
 from gptscale.foresight.plan.question import Cluster, Resolve
 from gptscale.recipes import RECIPES, Recipe
 
@@ -51,11 +52,9 @@ def enumerate_runs(config: RunConfig, cluster: Cluster, recipes: Sequence[str], 
     listed = Enumeration([], {})
     for name in recipes:
         row = RECIPES[name]
-        if row.own_work:
-            listed.left_out[name] = row.own_work
-            continue
-        if row.needs_cuda and cluster.is_cpu:
-            listed.left_out[name] = "it needs a CUDA device"
+        unknown = "" if row.memory in HOLDERS else f"no layout is known by the name {row.memory}"
+        if why := row.own_work or "it needs a CUDA device" * (row.needs_cuda and cluster.is_cpu) or unknown:
+            listed.left_out[name] = why
             continue
         try:
             kind = getattr(row.load(), row.config)

@@ -13,6 +13,7 @@ from gptscale.foresight.plan.report import headline, nothing_fits
 from gptscale.foresight.plan.rows import PlannedRow, command_of, places_of, words_of
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import check_without_device
+from gptscale.recipes import RECIPES
 
 OURS = "single,ddp,fsdp,fsdp_offload,zero1,zero2,zero3,zero_offload,zero_infinity,tensor_parallel,pipeline,hybrid_3d"
 
@@ -39,10 +40,12 @@ def plan_row(candidate, cluster):
     return PlannedRow(candidate, cluster, places_of(candidate), 1.0)
 
 
-def test_tensor_ranks_divide_the_heads(resolver):
+def test_tensor_ranks_divide_the_heads_and_an_unknown_layout_is_not_planned(resolver, monkeypatch):
+    monkeypatch.setitem(RECIPES, "ddp", RECIPES["ddp"]._replace(memory="drift"))
     cluster = gpu_cluster("h100-80", 1, 8, None)
     config = RunConfig(model="gpt2-xl", global_batch_size=32, precision="bf16", device="cuda")
-    listed = enumerate_runs(config, cluster, ["tensor_parallel", "hybrid_3d"], resolver(8))
+    listed = enumerate_runs(config, cluster, ["ddp", "tensor_parallel", "hybrid_3d"], resolver(8))
+    assert listed.left_out["ddp"] == "no layout is known by the name drift"
     assert "25" in listed.left_out["tensor_parallel"]
     assert {group[0].run.tp_size for group in listed.groups} == {1}
 

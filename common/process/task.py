@@ -17,19 +17,18 @@ from gptscale.common.process.warm_parent import start_process
 
 # How the last line of a traceback begins: a class of Python's, a class with its module (triton...OutOfResources), our own line.
 LAST_WORDS = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b|(\w+\.)+[A-Z]\w+: |gptscale: error:")
-# lines of output that are passed on
-PASSED_ON = 100
 
 
 def reason(stderr: str) -> str:
-    """Return the last line that names an exception, or the last line. CUDA and Dynamo print advice behind the exception."""
+    """Return the last line that names an exception, or the last line. Advice stands behind it, and what peers of the dead say."""
     lines = stderr.strip().splitlines() or ["no message"]
-    return next((line for line in reversed(lines) if LAST_WORDS.match(line)), lines[-1])
+    named = [line for line in reversed(lines) if LAST_WORDS.match(line)]
+    return next((line for line in named if " by peer" not in line), (named or lines[-1:])[0])
 
 
 def pass_on(stderr: str) -> None:
-    """Pass on the last lines of a worker's stderr."""
-    sys.stderr.write("".join(f"{line}\n" for line in stderr.splitlines()[-PASSED_ON:]))
+    """Pass on the last 100 lines of a worker's stderr."""
+    sys.stderr.write("".join(f"{line}\n" for line in stderr.splitlines()[-100:]))
     sys.stderr.flush()
 
 

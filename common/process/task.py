@@ -16,7 +16,7 @@ from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import start_process
 
 # How the last line of a traceback begins: a class of Python's, a class with its module (triton...OutOfResources), our own line.
-LAST_WORDS = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b|(\w+\.)+[A-Z]\w+: |gptscale: error:")
+LAST_WORDS = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b(?!:\s*$)|(\w+\.)+[A-Z]\w+: |gptscale: error:")
 
 
 def reason(stderr: str) -> str:

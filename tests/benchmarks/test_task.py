@@ -30,7 +30,7 @@ SAID = {
     "KeyboardInterrupt\nbye\n": "KeyboardInterrupt",
     "gptscale: error: no such device\nbye\n": "gptscale: error: no such device",
     "free(): invalid pointer\n": "free(): invalid pointer",
-    "KeyError: 'odd'\nRuntimeError: [tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:1\n": "KeyError: 'odd'",
+    "KeyError: 'odd'\nRuntimeError: \n[Stage 1] failed to run forward\nRuntimeError: [tcp/pair.cc:561] Connection closed by peer\n": "KeyError: 'odd'",
     "": "no message",
 }
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from pathlib import Path
 
 from gptscale.common.measure.evidence import RunFacts
-from gptscale.foresight.commands.why import draw
+from gptscale.foresight.verdict.files import write_verdict
 from gptscale.foresight.verdict.judge import RunFigures, judge
+from gptscale.launchers.cli import main as gptscale
 from tests.worlds.made_traces import HEALTHY, Part, trace
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "why.png"
@@ -22,7 +24,9 @@ def main(path: Path = PICTURE) -> None:
     early = [*work, end[0]._replace(seconds=0.09), end[1]]
     step_s = sum(part.seconds for part in late)
     verdict = judge([trace(0, early), trace(1, late)], RunFacts("ddp"), RunFigures([step_s] * 10))
-    draw(dataclasses.replace(verdict, remedy="a made-up trace"), path)
+    with tempfile.TemporaryDirectory() as run:
+        write_verdict(Path(run), dataclasses.replace(verdict, remedy="a made-up trace"))
+        gptscale(["why", run, "--png", str(path)])
 
 
 if __name__ == "__main__":

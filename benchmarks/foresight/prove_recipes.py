@@ -86,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
     """Print the table, a row as soon as it is known, and return 1 if one is not right."""
     options = parse(RecipeProofOptions, argv, prog="python -m benchmarks.foresight.prove_recipes")
     print(f"| {' | '.join(COLUMNS)} |\n" + "| --- " * 6 + "|")
-    right, shown = True, [COLUMNS]
+    right, shown = True, list[tuple[str, ...]]([COLUMNS])
     with tempfile.TemporaryDirectory(prefix="gptscale-recipes-") as temporary:
         for row in rows(options, Path(temporary)):
             right &= row[-1] == "right"

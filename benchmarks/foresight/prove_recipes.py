@@ -1,12 +1,13 @@
 """The worst deviation of every recipe that runs here from one process, tensor by tensor, as a table.
 
-    python -m benchmarks.foresight.prove_recipes [--models tiny,llama-tiny] [--ranks 2,4] [--recipes all]
+    python -m benchmarks.foresight.prove_recipes [--models tiny,llama-tiny] [--ranks 2,4] [--recipes all] [--csv FILE]
 
 It is `gptscale prove RECIPE --model X` for each way in which each recipe splits the work. The reference of a model runs once.
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import shlex
 import sys
@@ -31,6 +32,7 @@ from gptscale.launchers.run.start import recipes_named
 WORDS = "--seq-len 16 --global-batch-size 16 --optimizer sgd --lr 0.1 --clip-grad-norm 0.5"
 # Enough blocks of a preset for two stages on each of four ranks.
 BLOCKS = " --n-layer 8"
+COLUMNS = ("model", "ranks", "recipe", "gradient", "update", "answer")
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class RecipeProofOptions:
     """How many of its ways to split the work, from the last."""
     time_limit: int = 300
     """Seconds for each program."""
+    csv: Path | None = None
+    """File for the rows."""
 
 
 def rows(options: RecipeProofOptions, folder: Path) -> Iterator[tuple[str, ...]]:
@@ -81,12 +85,16 @@ def rows(options: RecipeProofOptions, folder: Path) -> Iterator[tuple[str, ...]]
 def main(argv: Sequence[str]) -> int:
     """Print the table, a row as soon as it is known, and return 1 if one is not right."""
     options = parse(RecipeProofOptions, argv, prog="python -m benchmarks.foresight.prove_recipes")
-    print("| model | ranks | recipe | gradient | update | answer |\n" + "| --- " * 6 + "|")
-    right = True
+    print(f"| {' | '.join(COLUMNS)} |\n" + "| --- " * 6 + "|")
+    right, shown = True, list[tuple[str, ...]]([COLUMNS])
     with tempfile.TemporaryDirectory(prefix="gptscale-recipes-") as temporary:
         for row in rows(options, Path(temporary)):
             right &= row[-1] == "right"
             print(f"| {' | '.join(row)} |", flush=True)
+            shown.append(row)
+            if options.csv:
+                with options.csv.open("w", newline="") as file:
+                    csv.writer(file, lineterminator="\n").writerows(shown)
     return int(not right)
 
 

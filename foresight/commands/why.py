@@ -108,11 +108,8 @@ def show(verdict: Verdict) -> None:
         print(f"with the remedy, which removes a part of the cause: {1e3 * verdict.remedied_s:,.2f} ms")
 
 
-# Parts of a step that are drawn, in the colours of the shares.
-COLOUR_OF = {
-    "forward": "products", "backward": "attention", "optimizer": "optimizer", "waiting": "late rank", "transfer": "transfer",
-    "data": "data", "disk": "disk", "bus": "bus", "allocator": "allocator",
-}  # fmt: skip
+# Parts of a step that are no share of it have colours that no share has.
+COLOUR_OF = {"forward": "#332288", "backward": "#9A8FD1", "waiting": "#555555"}
 
 
 def draw(verdict: Verdict, path: Path) -> Path:
@@ -125,7 +122,7 @@ def draw(verdict: Verdict, path: Path) -> Path:
     used: dict[str, str] = {}
     for rank, pieces in enumerate(ranks):
         for what, begin, end in pieces:
-            used[what] = SHARES[COLOUR_OF.get(what, "host")][0]
+            used[what] = COLOUR_OF.get(what) or SHARES.get(what, SHARES["host"])[0]
             steps.broken_barh([(1e3 * begin, 1e3 * (end - begin))], (rank - 0.4, 0.8), color=used[what], linewidth=0)
     steps.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in range(len(ranks))])
     steps.invert_yaxis()
@@ -135,7 +132,7 @@ def draw(verdict: Verdict, path: Path) -> Path:
     shares: Axes = axes[1, 0]
     begin = 0.0
     for name, share in verdict.shares.items():
-        if share > 0.0:
+        if share >= 5e-4:
             shares.barh(0, share, left=begin, color=SHARES[name][0], label=f"{name} {share:.0%}")
             begin += share
     shares.set(xlim=(0, 1), yticks=[], ylabel="time of the\nslowest rank")

@@ -67,5 +67,5 @@ class Verdict:
             words = {COMPUTE_BOUND: f"{computing:.0%} of the time is computation", NO_CAUSE: "no cause alone costs 5 %"}
             return "; ".join([f"{self.bound_by}: {words[self.bound_by]}", *rest])
         who = f", rank {self.late_rank}" if self.late_rank is not None else ""
-        times = f"{1e3 * self.cause.without_s:,.4g} instead of {1e3 * self.step_s:,.4g} ms without it"
+        times = f"a step of {1e3 * self.step_s:,.4g} ms would take {1e3 * self.cause.without_s:,.4g} without it"
         return "; ".join([f"{self.bound_by}{who}: {times} (-{self.gain(self.cause):.0%})", *rest])

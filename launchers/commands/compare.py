@@ -66,9 +66,11 @@ def main(argv: Sequence[str]) -> int:
     options = parse(CompareOptions, argv, prog="gptscale compare", about="Rank runs of the same work.")
     if not options.paths:
         raise ConfigError("no PATH is given", "in compare", "give a results folder, such as `gptscale compare results`")
-    # A lenet.csv, or a folder that has one and no summary.csv.
+    # Rows with an accuracy, or a folder that has lenet.csv and no summary.csv.
     of_vision = [
-        p.name == "lenet.csv" or ((p / "lenet.csv").is_file() and not (p / "summary.csv").exists())
+        b",test_accuracy," in p.read_bytes()[:4096]
+        if p.is_file()
+        else (p / "lenet.csv").is_file() and not (p / "summary.csv").exists()
         for p in options.paths
     ]
     if any(of_vision):

@@ -99,7 +99,7 @@ def draw(comparison: VisionComparison, path: Path) -> None:
     first = next(iter(groups.values()))[0]
     title = f"{first.model} on {first.data}: {first.n_train:,} images, {first.epochs} epochs, batch {first.batch_size}"
     epochs = {name: [read_epochs(row.folder, row.run_id) for row in rows] for name, rows in groups.items()}
-    curved = {n: of_runs for n, e in epochs.items() if (of_runs := [run for run in e if run is not None and len(run)])}
+    curved = {n: many for n, e in epochs.items() if (many := [run for run in e if run is not None and len(run) > 1])}
     heights = [3.4] * bool(curved) + [max(3.4, 0.45 * len(groups))]
     figure, rows = figures.grid([2] * len(heights), heights, 13.0, title.replace("$", r"\$"))
     if curved:

@@ -202,10 +202,13 @@ def _speeds(axis: Axes, groups: Sequence[Group], colours: Sequence[str], baselin
         text = status or "-"
         if value is not None:
             text = (f"{value:,.0f}" if value >= 100 else f"{value:.2f}") + (f"  {value / base:.2f}x" if base else "")
+            tflops = group.median("tflops_per_device")
+            text += f"  {tflops:.3g}" if tflops else ""
         at = max(value or 0.0, group.spread[1] if group.spread else 0.0) + 0.012 * top
         axis.annotate(text, (at, i), va="center", fontsize=9, color=FAILED if value is None and status else "black")
     versus = f", and times that of {clip(baseline.name, 30)}" if baseline else ""
-    axis.set(title=f"tokens/s of all devices{versus}".replace("$", r"\$"), xlim=(0, 1.3 * top), xlabel="line: spread")
+    axis.set(title=f"tokens/s of all devices{versus}".replace("$", r"\$"), xlim=(0, 1.5 * top))
+    axis.set_xlabel(f"line: spread; numbers: tokens/s{', speed-up' if base else ''}, TFLOP/s of a device")
     axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}" if top >= 10 else "{x:g}"))
 
 

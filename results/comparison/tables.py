@@ -10,7 +10,6 @@ from gptscale.common.settings.run_config import AXIS_SIZES
 from gptscale.results.columns import SUMMARY, cell, csv_line
 from gptscale.results.comparison.groups import FIGURES, Comparison, Group
 from gptscale.results.comparison.memory_bars import state_gib, state_text, state_unit
-from gptscale.results.record.summary import as_size
 from gptscale.results.render import booktabs, markdown, table
 
 if TYPE_CHECKING:
@@ -109,13 +108,9 @@ def _tiers(ranked: Sequence[Group]) -> list[str]:
 
 
 def _offload(group: Group) -> str:
-    """Say where state lives off the device and what that costs, or nothing if all is on the device."""
-    stores = [(name, group.median(f"offload_{column}_gib")) for name, column in (("the host", "cpu"), ("disk", "disk"))]
+    """Say what state off the device costs in time, or nothing if all is on the device. The row has its memory."""
     waiting = group.median("offload_wait_fraction")
-    if waiting is None:
-        return ""
-    places = " and ".join(f"{as_size(gib)} on {name}" for name, gib in stores if gib)
-    return f"keeps {places}, {waiting:.1%} of the step waiting for it"
+    return "" if waiting is None else f"{waiting:.1%} of the step waiting for what is on the host or on disk"
 
 
 def _planned(group: Group) -> str:

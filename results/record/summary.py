@@ -27,14 +27,14 @@ def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
     if row.get("train_time_s") is not None:
         speed += f"\n  time    {shown('train_time_s', ',.1f', ' s')} in training steps"
     optional = _state(row)
-    if row.get("offload_cpu_gib") is not None:
-        optional += f"  offload {shown('offload_cpu_gib', '.3f', ' GiB')} on the host, "
+    if row.get("offload_wait_fraction") is not None:
+        optional += (
+            f"  offload {shown('offload_wait_fraction', '.1%')} of the step waiting for what is on the host or on disk"
+        )
         if row["offload_disk_gib"]:
-            optional += (
-                f"{shown('offload_disk_gib', '.3f', ' GiB')} on disk (read {shown('offload_read_gib_per_s', '.2f', ' GiB/s')}, "
-                f"write {shown('offload_write_gib_per_s', '.2f', ' GiB/s')}), "
-            )
-        optional += f"{shown('offload_wait_fraction', '.1%')} of the step waiting for it\n"
+            speeds = [shown(f"offload_{way}_gib_per_s", ".2f", " GiB/s") for way in ("read", "write")]
+            optional += f" (read {speeds[0]}, write {speeds[1]})"
+        optional += "\n"
     if row.get("bubble_fraction") is not None:
         idle, theory = shown("bubble_fraction", ".1%"), shown("bubble_fraction_theory", ".1%")
         optional += f"  bubble  {idle} of the ranks' time in the pipeline, {theory} in theory\n"

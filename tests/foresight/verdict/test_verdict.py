@@ -193,7 +193,7 @@ def test_why_explains_a_verdict(tmp_path, capsys):
     assert read_verdict(tmp_path) == verdict
     assert why.main([str(tmp_path), "--png", str(tmp_path / "why.png")]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("communication-bound (late rank), rank 1: 96 instead of 166 ms without it (-42%)")
+    assert out.startswith("communication-bound (late rank), rank 1: a step of 166 ms would take 96 without it (-42%)")
     assert "products" in out
     assert "others took 2.0%" in out
     assert (tmp_path / "why.png").stat().st_size > 10_000

@@ -76,7 +76,7 @@ def test_one_process_exchanges_nothing() -> None:
     assert backend_of(VisionConfig(strategy="ddp"), alone) == "nccl"
 
 
-def test_dataparallel_computes_on_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataparallel_lists_all_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     assert other_devices(VisionConfig(strategy="dataparallel"), ON_CUDA) == [torch.device("cuda", i) for i in (1, 2)]
     assert other_devices(VisionConfig(), ON_CUDA) == []

@@ -55,7 +55,7 @@ def test_other_work_and_failed_runs_are_said_and_not_ranked(folder: Path) -> Non
 def test_the_command_writes_its_files_for_several_folders(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     left(folder / "more", "other", seed=3, test_accuracy=0.95)
     files = {kind: folder / f"c.{kind}" for kind in ("csv", "md", "png")}
-    words = [str(folder), str(folder / "more" / "lenet.csv")]
+    words = [str(folder), str((folder / "more" / "lenet.csv").rename(folder / "kept.csv"))]
     assert main([*words, *(word for kind, file in files.items() for word in (f"--{kind}", str(file)))]) == 0
     assert "94.00 (90.00-95.00)" in capsys.readouterr().out
     assert files["md"].read_text().count("| lenet") == 2

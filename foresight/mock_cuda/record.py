@@ -230,23 +230,22 @@ def pause_for_guards(module: Any) -> None:
     depth, at = (vars(torch._C)[f"_{name}"] for name in ("len_torch_dispatch_stack", "get_dispatch_stack_at"))
     enter, leave = (vars(_python_dispatch)[f"_{name}_mode"] for name in ("push", "pop"))
 
-    def following(original: Callable[..., Any]) -> Callable[..., Any]:
-        def set_eval_frame(callback: Any) -> Any:
-            # It calls no function of Python while torch.compile looks on: that would be compiled.
-            paused = _paused.__dict__.setdefault("modes", [])
-            while callback and depth() and at(depth() - 1) in modes:
-                paused.append(leave())
-            prior = original(callback)
-            while paused and not callback:
-                enter(paused.pop())
-            return prior
+    # Not set_eval_frame if there is the other: between both torch 2.13 restores a thread's state, in which it sees no mode.
+    name = next(filter(vars(module).__contains__, ("_maybe_set_eval_frame", "set_eval_frame")))
+    original = getattr(module, name)
 
-        module.skip_code(set_eval_frame.__code__)
-        return set_eval_frame
+    def set_eval_frame(callback: Any) -> Any:
+        # It calls no function of Python while torch.compile looks on: that would be compiled.
+        paused = _paused.__dict__.setdefault("modes", [])
+        while callback and depth() and at(depth() - 1) in modes:
+            paused.append(leave())
+        prior = original(callback)
+        while paused and not callback:
+            enter(paused.pop())
+        return prior
 
-    for name in ("set_eval_frame", "_maybe_set_eval_frame"):
-        if hasattr(module, name):
-            setattr(module, name, following(getattr(module, name)))
+    module.skip_code(set_eval_frame.__code__)
+    setattr(module, name, set_eval_frame)
 
 
 def watch_inductor(module: Any) -> None:

@@ -230,9 +230,8 @@ def pause_for_guards(module: Any) -> None:
     depth, at = (vars(torch._C)[f"_{name}"] for name in ("len_torch_dispatch_stack", "get_dispatch_stack_at"))
     enter, leave = (vars(_python_dispatch)[f"_{name}_mode"] for name in ("push", "pop"))
 
-    # Not set_eval_frame if there is the other: between both torch 2.13 restores a thread's state, in which it sees no mode.
-    name = next(filter(vars(module).__contains__, ("_maybe_set_eval_frame", "set_eval_frame")))
-    original = getattr(module, name)
+    # Not set_eval_frame: between it and this one torch 2.13 restores a thread's state, in which it sees no mode.
+    original = module._maybe_set_eval_frame
 
     def set_eval_frame(callback: Any) -> Any:
         # It calls no function of Python while torch.compile looks on: that would be compiled.
@@ -245,7 +244,7 @@ def pause_for_guards(module: Any) -> None:
         return prior
 
     module.skip_code(set_eval_frame.__code__)
-    setattr(module, name, set_eval_frame)
+    module._maybe_set_eval_frame = set_eval_frame
 
 
 def watch_inductor(module: Any) -> None:

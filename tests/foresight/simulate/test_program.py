@@ -62,13 +62,11 @@ def test_ddp_of_a_tutorial_runs_as_one_rank_of_eight(simulate, tmp_path):
     assert [owners[kind] / parameters for kind in ("parameter", "gradient", "optimizer state")] == [1, 1, 2]
     assert rank["peak_allocated_bytes"] > 4 * parameters
     assert max(c["nbytes"] for c in rank["step"]["collectives"]) == parameters
-    assert "every value was zero" in printed.out
     time = rank["time"]
-    assert 0 < time["step_s"] < time["high_s"]
-    assert time["busy"]["collectives"] > 0
+    assert 0 < time["busy"]["collectives"] < time["step_s"] < time["high_s"]
     # Nothing is computed again, and small kernels leave the device mostly idle.
     assert 0 < time["mfu"] <= time["hfu"] * 1.01
-    assert (time["guessed"], "\ntime     " in printed.out) == ({}, True)
+    assert (time["guessed"], "\ntime     " in printed.out, "every value was zero" in printed.out) == ({}, True, True)
     assert {file.name for file in tmp_path.iterdir()} == {"figures.json"}
 
 

@@ -42,7 +42,7 @@ def script(tmp_path):
 
 SPARSE = "torch.sparse_csr_tensor([0, 1], [0], [1.0], (1, 64), device='cuda')"
 STEP = """
-import torch
+from importlib.util import find_spec; find_spec("torch"); import torch
 model = torch.nn.Linear(64, 64, device="cuda")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 def step():

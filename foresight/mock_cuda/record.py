@@ -230,21 +230,23 @@ def pause_for_guards(module: Any) -> None:
     depth, at = (vars(torch._C)[f"_{name}"] for name in ("len_torch_dispatch_stack", "get_dispatch_stack_at"))
     enter, leave = (vars(_python_dispatch)[f"_{name}_mode"] for name in ("push", "pop"))
 
-    # Not set_eval_frame: between it and this one torch 2.13 restores a thread's state, in which it sees no mode.
-    original = module._maybe_set_eval_frame
+    def following(original: Callable[..., Any]) -> Callable[..., Any]:
+        def set_eval_frame(callback: Any) -> Any:
+            # It calls no function of Python while torch.compile looks on: that would be compiled.
+            paused = _paused.__dict__.setdefault("modes", [])
+            # Modes that are back return anew: torch 2.13 has restored its thread's state since, in which it sees no mode.
+            while depth() and at(depth() - 1) in modes:
+                paused.append(leave())
+            prior = original(callback)
+            while paused and not callback:
+                enter(paused.pop())
+            return prior
 
-    def set_eval_frame(callback: Any) -> Any:
-        # It calls no function of Python while torch.compile looks on: that would be compiled.
-        paused = _paused.__dict__.setdefault("modes", [])
-        while callback and depth() and at(depth() - 1) in modes:
-            paused.append(leave())
-        prior = original(callback)
-        while paused and not callback:
-            enter(paused.pop())
-        return prior
+        module.skip_code(set_eval_frame.__code__)
+        return set_eval_frame
 
-    module.skip_code(set_eval_frame.__code__)
-    module._maybe_set_eval_frame = set_eval_frame
+    for name in filter(vars(module).__contains__, ("set_eval_frame", "_maybe_set_eval_frame")):
+        setattr(module, name, following(getattr(module, name)))
 
 
 def watch_inductor(module: Any) -> None:

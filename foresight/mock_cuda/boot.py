@@ -18,6 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -137,14 +138,10 @@ def answer_for_peers() -> None:
     }
     # A torch before 2.4 may lack split_group.
     for name in filter(names.__contains__, answers):
-        original, stand_in = names[name], _stand_in(answers[name], names[name])
+        original, stand_in = names[name], partial(answers[name], names[name])
         for module in list(sys.modules.values()):
             if getattr(module, "__dict__", {}).get(name) is original:
                 setattr(module, name, stand_in)
-
-
-def _stand_in(answer: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **options: answer(original, *args, **options)
 
 
 def _init_process_group(original: Any, *args: Any, **options: Any) -> Any:

@@ -36,12 +36,19 @@ def leave_out() -> None:
     _replace(initial_weights, "init_rows", lambda *name_shape_and_rows: iter(()))
     _replace(initial_weights, "init_tensor", lambda name, shape, gpt, seed: torch.empty(shape))
     # Losses and norms are leftovers of the device's memory. A run ends at a NaN, a simulation does not.
-    _replace(Stepper, "is_finite", _true(Stepper.is_finite))
+    is_finite = Stepper.is_finite
+    _replace(Stepper, "is_finite", lambda *arguments: is_finite(*arguments) or True)
     leave_out_steps()
     _replace(operators, "lack", lambda ops: None)
     _replace(operators, "load", _load_for_deepspeed)
     _replace(swap_folder, "check_space", lambda *folders_and_bytes: None)
-    _replace(colossal_start, "start", _then(colossal_start.start, _stand_in_for_colossals_kernels))
+    start = colossal_start.start
+
+    def start_without_kernels(*arguments: Any) -> None:
+        start(*arguments)
+        _stand_in_for_colossals_kernels()
+
+    _replace(colossal_start, "start", start_without_kernels)
 
 
 def leave_out_steps() -> None:
@@ -67,22 +74,6 @@ def _mark_step(parameters: Iterable[torch.Tensor]) -> None:
     """Add to the list of the mock how many bytes of the host's memory its optimizer would pass over."""
     own = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in parameters)
     mark(f"host step {STEP_BYTES * sum(tensor.numel() for tensor in own)}")
-
-
-def _true(question: Callable[..., bool]) -> Callable[..., bool]:
-    def answer(*arguments: Any) -> bool:
-        question(*arguments)
-        return True
-
-    return answer
-
-
-def _then(first: Callable[..., None], second: Callable[[], None]) -> Callable[..., None]:
-    def both(*arguments: Any) -> None:
-        first(*arguments)
-        second()
-
-    return both
 
 
 class Nothing(ModuleType):

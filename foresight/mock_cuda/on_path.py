@@ -35,21 +35,21 @@ class ImportWatch(MetaPathFinder):
     """It finds a module as Python would, and calls the functions of its table after the module has run."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        functions = AFTER_IMPORT.pop(name, [])
-        if not functions:
+        if not (functions := AFTER_IMPORT.pop(name, [])):
             return None
         spec = importlib.util.find_spec(name)
+        # Some only ask where a module is, as transformers for torch, and import it later.
+        AFTER_IMPORT[name] = functions
         if spec is None or spec.loader is None:
             return spec
-        loader = spec.loader
-        run = loader.exec_module
+        run = spec.loader.exec_module
 
         def run_and_tell(module: Any) -> None:
             run(module)
-            for file, function in (words.split(".") for words in functions):
+            for file, function in (words.split(".") for words in AFTER_IMPORT.pop(name, [])):
                 getattr(importlib.import_module(f"gptscale_{file}"), function)(module)
 
-        loader.exec_module = run_and_tell  # type: ignore[method-assign]
+        spec.loader.exec_module = run_and_tell  # type: ignore[method-assign]
         return spec
 
 

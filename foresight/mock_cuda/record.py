@@ -234,7 +234,8 @@ def pause_for_guards(module: Any) -> None:
         def set_eval_frame(callback: Any) -> Any:
             # It calls no function of Python while torch.compile looks on: that would be compiled.
             paused = _paused.__dict__.setdefault("modes", [])
-            while callback and depth() and at(depth() - 1) in modes:
+            # Modes that are back return anew: torch 2.13 has restored its thread's state since, in which it sees no mode.
+            while depth() and at(depth() - 1) in modes:
                 paused.append(leave())
             prior = original(callback)
             while paused and not callback:
@@ -244,9 +245,8 @@ def pause_for_guards(module: Any) -> None:
         module.skip_code(set_eval_frame.__code__)
         return set_eval_frame
 
-    for name in ("set_eval_frame", "_maybe_set_eval_frame"):
-        if hasattr(module, name):
-            setattr(module, name, following(getattr(module, name)))
+    for name in filter(vars(module).__contains__, ("set_eval_frame", "_maybe_set_eval_frame")):
+        setattr(module, name, following(getattr(module, name)))
 
 
 def watch_inductor(module: Any) -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 import json
+import operator
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+# What torch.save would have written. It is not moved either.
+_unwritten = set[str]()
 
 
 def _asked(name: str) -> bool:
@@ -50,13 +53,18 @@ def begin(torch_module: Any) -> None:
     def save_no_files(value: Any, file: Any, *args: Any, **options: Any) -> None:
         if hasattr(file, "write"):
             save(value, file, *args, **options)
+        else:
+            _unwritten.add(os.path.abspath(file))
 
     setattr(torch, "save", save_no_files)  # noqa: B010
+    for owner, names in ((os, "rename replace link"), (shutil, "copy copy2 copyfile")):
+        for name in names.split():
+            setattr(owner, name, _if_written(getattr(owner, name)))
     # It would check values, which are zeros here.
     torch.distributions.Distribution.set_default_validate_args(False)
     # The mock has none of cuDNN's recurrent layers. Torch's own, step by step, take their place.
     torch.nn.RNNBase.flatten_parameters = lambda self: None  # type: ignore[method-assign]
-    for name in RECURRENT:
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         setattr(torch._VF, name, _without_cudnn(getattr(torch._VF, name)))
     # While operations are recorded, torch passes lengths on the host to a kernel that refuses them.
     ctc_loss: Any = torch.ctc_loss
@@ -73,6 +81,15 @@ def begin(torch_module: Any) -> None:
         loader: Any = torch.utils.data.DataLoader
         iterate = loader.__iter__
         loader.__iter__ = lambda self: _first_again(self, iterate)
+
+
+def _if_written(move: Any) -> Any:
+    def move_if_written(source: Any, target: Any, *args: Any, **options: Any) -> Any:
+        if os.path.abspath(source) not in _unwritten:
+            return move(source, target, *args, **options)
+        _unwritten.add(os.path.abspath(target))
+
+    return move_if_written
 
 
 def _without_cudnn(run: Any) -> Any:
@@ -103,18 +120,10 @@ def _unless_empty(load_state_dict: Any) -> Any:
 
 def _first_again(loader: Any, iterate: Any) -> Iterator[Any]:
     """Yield a loader's first batch as often as the loader has batches, or without end if it cannot say."""
-    batches = iterate(loader)
-    try:
-        first = next(batches)
-    except StopIteration:
+    for first in iterate(loader):
+        for _ in range(operator.length_hint(loader, 2**62)):
+            yield copy.copy(first)
         return
-    try:
-        left = len(loader)
-    except TypeError:
-        left = -1
-    while left:
-        left -= 1
-        yield copy.copy(first)
 
 
 def load_nothing(module: Any) -> None:
@@ -151,12 +160,9 @@ def pack_nothing(module: Any) -> None:
 
 def write_nothing(module: Any) -> None:
     """Leave out what a module or its Trainer would save."""
-    for owner, name in (
-        (module, "save"),
-        (module, "save_file"),
-        # torch.compile prints every tensor of its graph for it, which takes minutes.
-        (module, "save_graph_repro"),
-        (getattr(module, "Trainer", None), "_save_checkpoint"),
-    ):
+    # torch.compile prints every tensor of its graph for save_graph_repro, which takes minutes.
+    owners = dict.fromkeys(("save", "save_file", "save_graph_repro"), module)
+    owners["_save_checkpoint"] = getattr(module, "Trainer", None)
+    for name, owner in owners.items():
         if hasattr(owner, name):
             setattr(owner, name, lambda *args, **options: None)

@@ -143,6 +143,9 @@ class Owners:
             return
         if not self._modules and id(module) not in self._names:
             self._meet(module)
+        if not self._modules and self._part == OPTIMIZER:
+            # It is called by a closure of the optimizer's step, as Lightning has it.
+            self.enter(FORWARD)
         self._modules.append(self._names.get(id(module), type(module).__name__))
         # Gathered weights of this module stand in the place of its shards.
         places = {address(p) for p in module._parameters.values() if p is not None}
@@ -152,8 +155,9 @@ class Owners:
     def _leave_module(self, module: nn.Module, inputs: object, output: object) -> None:
         if torch.compiler.is_compiling() or self.resting:
             return
-        if self._modules:
-            self._modules.pop()
+        del self._modules[-1:]
+        if not self._modules and self._outer and (self._part, self._outer[-1][0]) == (FORWARD, OPTIMIZER):
+            self.leave()
         self._tell()
 
     def _meet(self, model: nn.Module) -> None:
@@ -198,8 +202,10 @@ class Owners:
             self._label({address(g) for g in grads}, GRADIENT)
 
     def _label(self, addresses: Iterable[int], what: str) -> None:
-        now = self.now()
-        self.labels += [(now, place, what) for place in addresses if place]
+        places = [*filter(None, addresses)]
+        # To ask for the time takes as long as some operations.
+        now = self.now() if places else 0
+        self.labels += [(now, place, what) for place in places]
 
     def _tell(self) -> None:
         place = (self._part, self._modules[-1] if self._modules else "")

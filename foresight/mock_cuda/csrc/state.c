@@ -192,6 +192,18 @@ static double seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+/* A process that the program forks, as a loader's worker, would write its own operations into the midst of the list. */
+static void before_fork(void) {
+    pthread_mutex_lock(&lock);
+    if (list) fflush(list);
+}
+static void in_parent(void) { pthread_mutex_unlock(&lock); }
+static void in_child(void) {
+    list = NULL;
+    pthread_mutex_unlock(&lock);
+}
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(before_fork, in_parent, in_child); }
+
 /* Write the list to a file from now on, one line of tab-separated fields each; NULL ends it. */
 API void mock_list(const char *path) {
     pthread_mutex_lock(&lock);

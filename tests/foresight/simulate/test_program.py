@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -43,7 +42,7 @@ def script(tmp_path):
 
 SPARSE = "torch.sparse_csr_tensor([0, 1], [0], [1.0], (1, 64), device='cuda')"
 STEP = """
-import torch
+from importlib.util import find_spec; find_spec("torch"); import torch
 model = torch.nn.Linear(64, 64, device="cuda")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 def step():
@@ -63,13 +62,11 @@ def test_ddp_of_a_tutorial_runs_as_one_rank_of_eight(simulate, tmp_path):
     assert [owners[kind] / parameters for kind in ("parameter", "gradient", "optimizer state")] == [1, 1, 2]
     assert rank["peak_allocated_bytes"] > 4 * parameters
     assert max(c["nbytes"] for c in rank["step"]["collectives"]) == parameters
-    assert "every value was zero" in printed.out
     time = rank["time"]
-    assert 0 < time["step_s"] < time["high_s"]
-    assert time["busy"]["collectives"] > 0
+    assert 0 < time["busy"]["collectives"] < time["step_s"] < time["high_s"]
     # Nothing is computed again, and small kernels leave the device mostly idle.
     assert 0 < time["mfu"] <= time["hfu"] * 1.01
-    assert (time["guessed"], "\ntime     " in printed.out) == ({}, True)
+    assert (time["guessed"], "\ntime     " in printed.out, "every value was zero" in printed.out) == ({}, True, True)
     assert {file.name for file in tmp_path.iterdir()} == {"figures.json"}
 
 
@@ -277,10 +274,12 @@ def test_each_expert_gets_as_many_tokens_as_any_other(simulate, script):
 
 SELECTIVE = """
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
-keep = lambda: create_selective_checkpoint_contexts([torch.ops.aten.mm.default])
+keep = dict(use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts([torch.ops.aten.mm.default]))
 for number in range(3):
     number == 2 and model.compile(fullgraph=True)
-    checkpoint(model, torch.ones(8, 64, device="cuda"), use_reentrant=False, context_fn=keep).sum().backward()
+    # What compiled code computes is recorded, and what comes after it.
+    checkpoint(torch.nn.functional.gelu, model(torch.ones(8, 64, device="cuda")), **keep).sum().backward()
+    checkpoint(model, torch.ones(8, 64, device="cuda"), **keep).sum().backward()
     optimizer.step()
 """
 
@@ -288,9 +287,8 @@ for number in range(3):
 @pytest.mark.slow
 def test_a_program_may_compile_in_the_step_that_is_recorded(simulate, script):
     status, (rank,), printed = simulate(sys.executable, script(STEP + SELECTIVE))
-    # torch 2.11 computes such a step without its compilation, and 2.15 compiles it.
-    compiles = tuple(map(int, version("torch").split(".")[:2])) >= (2, 15)
-    assert (status, "triton" in str(rank["step"]["kernels"])) == (0, compiles), printed.err
+    assert (status, "triton" in str(rank["step"]["kernels"])) == (0, True), printed.err
+    assert rank["time"]["mfu"] == rank["time"]["hfu"] > 0
 
 
 @pytest.mark.slow

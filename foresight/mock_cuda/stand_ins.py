@@ -75,8 +75,8 @@ def begin(torch_module: Any) -> None:
     setattr(torch, "ctc_loss", _without_cudnn(ctc_loss_there))  # noqa: B010
     if _asked("no_weights"):
         setattr(torch, "load", _if_there(torch.load))  # noqa: B010
-        for owner in (torch.nn.Module, torch.optim.Optimizer):
-            owner.load_state_dict = _unless_empty(owner.load_state_dict)  # type: ignore[method-assign]
+        for kind in (torch.nn.Module, torch.optim.Optimizer):
+            kind.load_state_dict = _unless_empty(kind.load_state_dict)  # type: ignore[method-assign]
     if _asked("fake_batches"):
         loader: Any = torch.utils.data.DataLoader
         iterate = loader.__iter__

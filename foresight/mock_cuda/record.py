@@ -234,7 +234,8 @@ def pause_for_guards(module: Any) -> None:
         def set_eval_frame(callback: Any) -> Any:
             # It calls no function of Python while torch.compile looks on: that would be compiled.
             paused = _paused.__dict__.setdefault("modes", [])
-            while callback and depth() and at(depth() - 1) in modes:
+            # Also behind compiled code: torch has restored keys of dispatch by which no mode is asked, until one enters.
+            while depth() and at(depth() - 1) in modes:
                 paused.append(leave())
             prior = original(callback)
             while paused and not callback:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.model.hf_weights import safetensors_in
@@ -99,6 +100,20 @@ def weights_on_meta(wanted: Callable[[nn.Parameter], bool]) -> Iterator[None]:
             yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+class Means(TorchFunctionMode):
+    """It keeps what functions of torch return that take a mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result, options, name = function(*args, **(kwargs or {})), kwargs or {}, getattr(function, "__name__", "")
+        if name == "mean" or (name in ("cross_entropy", "nll_loss") and options.get("reduction", "mean") == "mean"):
+            self.found.append(result)
+        return result
 
 
 class OwnModel(nn.Module):
@@ -275,7 +290,11 @@ def try_step(looked: OwnModel, seq_len: int) -> None:
     model, source = copy.deepcopy(looked).to("meta"), looked.source
     ids = torch.zeros(2, seq_len, dtype=torch.int64, device="meta")
     try:
-        model(ids, ids).backward()
+        with Means() as means:
+            loss = model(ids, ids)
+        if any(loss is mean for mean in means.found):
+            raise refused(source, "returns a mean", "let it return the sum over the targets (reduction='sum')")
+        loss.backward()
     except ConfigError:
         raise
     except Exception as error:

@@ -42,7 +42,11 @@ def show(subject: Subject, cluster: Cluster, options: FitOptions, rows: Sequence
         print("note     recurrent layers are simulated step by step: cuDNN's are faster, and need less memory")
     if subject.idle:
         first = f"{len(subject.idle)} weights, {subject.idle[0]} the first,"
-        print(f"note     {first} got no gradient from two samples: blocks give theirs zeros, and DDP fails for others")
+        print(f"note     {first} got no gradient from two samples: programs give them zeros")
+    if not subject.is_mean:
+        print(
+            "note     two losses of 2 samples do not average to that of 4 (masks, contrasts): a micro-batch's size counts"
+        )
     for row in rows:
         if row.why:
             print(f"{'but' if row in good else 'left out':<8} {row.name}: {row.why}")

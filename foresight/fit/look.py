@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 import json
+import math
+import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,6 +27,8 @@ SOURCE_MOST = 2**20
 OF_ENDS = ("embedding_rowwise", "colwise_gather_output")
 # How many samples are tried, and the words that call a model with its batch.
 SAMPLES = 2
+# By how much a loss differs from another of the same values, and from one of other values.
+ROUNDING, UNEQUAL = 1e-6, 1e-4
 BATCH_WORDS = ["o.micro_batch_size", "step * (o.global_batch_size // o.micro_batch_size) + number"]
 
 
@@ -55,16 +62,33 @@ def _call_words(model: Any, inputs: Any, kind: str, has_loss: bool) -> list[str]
     return [{most: "*inputs", most - 1: "*inputs[:-1]"}.get(n, f"*inputs[:{n}]") for n in counts or [most]]
 
 
+@contextmanager
+def refused(what: str, where: str, fix: str) -> Iterator[None]:
+    """Raise ConfigError where the user's code fails or exits, with its reason."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{what} ({type(error).__name__}: {error})"[:300], where, fix) from None
+
+
 def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -> Subject:
     """Build a small model, compute a loss of it, and return what programs need to know.
 
     small: another one that is small. whole_batch: the batch of the whole one, if it is not that of the small one.
     """
+    # Read when torch is imported. What is compiled computes the same.
+    os.environ["TORCH_COMPILE_DISABLE"] = "1"
     import torch
     from torch.utils._pytree import tree_leaves
 
     from gptscale.foresight.fit.twin import blocks_of, moved, on_meta, two_blocks, widen
+    from gptscale.foresight.mock_cuda import on_path
+    from gptscale.foresight.prove import no_cuda
 
+    # What a proof has, too: flex attention with gradients on a CPU.
+    sys.modules["gptscale_no_cuda"] = no_cuda
+    on_path.AFTER_IMPORT["torch.nn.attention.flex_attention"] = ["no_cuda.plain_flex_attention"]
+    sys.meta_path.insert(0, on_path.ImportWatch())
     where, opened = build.partition(":")[0], set[Path]()
     sys.addaudithook(lambda event, of: opened.add(Path(of[0])) if event == "open" and type(of[0]) is str else None)
     make, module, name = user_function(build, "the model")
@@ -73,13 +97,8 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
     judge, *of_loss = user_function(loss, "--loss") if loss else (None,)
     if isinstance(make, torch.nn.Module):
         raise ConfigError(f"{name} is a module", f"in {where}", "name a function that returns it")
-    try:
-        with on_meta():
-            whole = make()
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"{name}() fails ({type(error).__name__}: {error})"[:300], f"in {where}", "let it run on a CPU"
-        ) from None
+    with refused(f"{name}() fails", f"in {where}", "let it run on a CPU"), on_meta():
+        whole = make()
     if not isinstance(whole, torch.nn.Module):
         raise ConfigError(f"{name}() returns {type(whole).__name__}", f"in {where}", "let it return a torch.nn.Module")
     sizes = [p.numel() for p in whole.parameters()]
@@ -94,11 +113,8 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
     def tensors(values: Any) -> list[Any]:
         return [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]
 
-    try:
+    with refused("the batch fails", "in --batch", "let it take a number of samples"):
         inputs, again, more = (dealt(size) for size in (SAMPLES, SAMPLES, 2 * SAMPLES))
-    except (Exception, SystemExit) as error:
-        fix = "let it take a number of samples"
-        raise ConfigError(f"the batch fails ({type(error).__name__}: {error})"[:300], "in --batch", fix) from None
     kinds = {"dict": Mapping, "list": list | tuple, "tensor": object if hasattr(inputs, "to") else ()}
     kind = next((kind for kind, of_kind in kinds.items() if isinstance(inputs, of_kind)), "")
     if not (kind and inputs is not None):
@@ -131,17 +147,27 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
         what = f"the model does not take the batch ({type(failure).__name__}: {failure})"[:300]
         raise ConfigError(what, f"in {where}", "let them fit each other, on a CPU")
     n_small = sum(p.numel() for p in twin.parameters())
+    words_of_loss = loss_words.replace("outputs", f"model({call_words})")
+
+    def loss_of(inputs: Any, seed: int = 0) -> float:
+        torch.manual_seed(seed)
+        return float(eval(words_of_loss, {"model": twin, "inputs": inputs, "loss": judge}).detach())
+
+    renewed, is_mean = _renewed(twin, lambda: loss_of(inputs)), _is_mean(twin, loss_of, moved(inputs), moved(more))
+    # A batch norm takes no single value.
+    least = SAMPLES
+    with suppress(Exception):
+        least = SAMPLES if math.isnan(loss_of(moved(dealt(1)))) else 1
     idle = tuple(name for name, p in twin.named_parameters() if p.requires_grad and p.grad is None)
     deal_whole = user_function(whole_batch, "--batch")[0] if whole_batch else deal
     of_whole = moved(deal_whole(*[SAMPLES, 0][: len(words)])) if small else None
     chain, no_chain = _chain_of(twin, whole, inputs, of_whole, call_words, blocks)
-    has_scalars = not all(p.dim() for p in twin.parameters())
-    if has_scalars:
-        try:
+    has_scalars = False
+    if not all(p.dim() for p in twin.parameters()):
+        with suppress(Exception):
             widen(twin)
             _loss_words(twin, inputs, call_words, judge)
-        except Exception:
-            has_scalars = False
+            has_scalars = True
     folder = Path(where).parent if where.endswith(".py") else Path()
     modules = {Path(getattr(m, "__file__", None) or "/") for m in [*sys.modules.values()]}
     own = sorted(path for path in modules | {path for path in opened if path.suffix != ".pyc"} if _is_in(path, folder))
@@ -165,12 +191,49 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
         any(isinstance(module, torch.nn.RNNBase) for module in whole.modules()),
         has_scalars,
         idle,
+        least,
+        is_mean,
+        renewed,
         sum(sizes),
         max(sizes),
         _plan_of(whole),
         chain,
         no_chain,
     )
+
+
+def _renewed(model: Any, loss_of: Callable[[], float]) -> str:
+    """Return what a forward renews and reads, if it gives another loss for the same samples and seed, else ""."""
+    before = copy.deepcopy(model.state_dict())
+    first, second = loss_of(), loss_of()
+    if abs(second - first) <= ROUNDING * abs(first):
+        return ""
+    changed = [name for name, value in model.state_dict().items() if not value.equal(before[name])]
+    # Those of batch norms are not read while a model is trained.
+    read = [name for name in changed if not name.endswith(("running_mean", "running_var", "num_batches_tracked"))]
+    others = f" and {len(read) - 1} more" * (len(read) > 1)
+    return (
+        f"renews {read[0]}{others}, and reads it" if read else "draws or keeps numbers outside of torch and its state"
+    )
+
+
+def _is_mean(model: Any, loss_of: Callable[..., float], inputs: Any, more: Any) -> bool:
+    """Return whether the loss of four samples is the mean of those of two and two. It is taken for one if nobody can tell."""
+    from torch.utils._pytree import tree_map
+
+    def half(start: int, few: Any, many: Any) -> Any:
+        is_of_samples = hasattr(many, "shape") and (len(few), len(many)) == (SAMPLES, 2 * SAMPLES)
+        return many[start : start + SAMPLES] if is_of_samples else many
+
+    try:
+        model.eval()
+        whole, again = loss_of(more), loss_of(more, seed=1)
+        halves = [loss_of(tree_map(partial(half, start), inputs, more)) for start in (0, SAMPLES)]
+    except Exception:
+        return True
+    finally:
+        model.train()
+    return whole != again or abs(sum(halves) / 2 - whole) <= UNEQUAL * abs(whole)
 
 
 def _chain_of(
@@ -205,9 +268,8 @@ def _plan_of(model: Any) -> dict[str, str]:
 
 
 def _is_in(path: Path, folder: Path) -> bool:
-    if folder.absolute() not in path.absolute().parents or "site-packages" in path.parts:
-        return False
-    return path.is_file() and path.stat().st_size <= SOURCE_MOST
+    is_own = folder.absolute() in path.absolute().parents and "site-packages" not in path.parts
+    return is_own and path.is_file() and path.stat().st_size <= SOURCE_MOST
 
 
 def _loss_words(model: Any, inputs: Any, call_words: str, judge: Callable[..., Any] | None) -> str:
@@ -216,23 +278,13 @@ def _loss_words(model: Any, inputs: Any, call_words: str, judge: Callable[..., A
 
     model.train()
     outputs = _called(model, inputs, call_words)
-    tries: list[tuple[str, Callable[[], Any]]] = [
-        ("outputs", lambda: outputs),
-        ("outputs.loss", lambda: outputs.loss),
-        ('outputs["loss"]', lambda: outputs["loss"]),
-        ("outputs[0]", lambda: outputs[0]),
-        ("outputs[-1]", lambda: outputs[-1]),
-    ]
+    words_of_loss = ["outputs", "outputs.loss", 'outputs["loss"]', "outputs[0]", "outputs[-1]"]
     if judge is not None:
+        with refused("the loss fails", "in --loss", "let it take the model's outputs and the batch"):
+            outputs, words_of_loss = judge(outputs, inputs), ["loss(outputs, inputs)"]
+    for words in words_of_loss:
         try:
-            outputs = judge(outputs, inputs)
-        except Exception as error:
-            what = f"the loss fails ({type(error).__name__}: {error})"[:300]
-            raise ConfigError(what, "in --loss", "let it take the model's outputs and the batch") from None
-        tries = [("loss(outputs, inputs)", tries[0][1])]
-    for words, get in tries:
-        try:
-            value = get()
+            value = outputs if judge is not None else eval(words, {"outputs": outputs})
         except (AttributeError, KeyError, IndexError, TypeError):
             continue
         if isinstance(value, torch.Tensor) and value.dim() == 0 and value.requires_grad:

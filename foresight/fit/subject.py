@@ -23,16 +23,18 @@ class Subject:
     """A user's model and batch.
 
     imports, definitions: the text by which a program has `build`, `batch` and, where loss_words names it, `loss`. small: the
-    same text of a small model for proofs with n_small elements, which small_words describes. title: the model, in a few words.
-    sources: a hash of the files that it is made of. batch_words: the words for `batch`, which may take the number of the micro-
-    batch, too. kind: of a batch, "dict", "list", "nested" or "tensor". call_words: what of `inputs` the model is called with;
-    the rest is for the loss alone. is_recurrent: whether cuDNN has layers of it. has_scalars: whether it has weights without
-    dimensions, that may have one. loss_words: the loss by `outputs` and `inputs`. block: the class that is repeated, "" for
-    none. beside: those of other stacks, such as an encoder's. is_shallow: whether two blocks of each list are a model, too.
-    is_bf16: whether it runs with weights and inputs of bf16. has_floats: whether the batch has such inputs. idle: weights that
-    got no gradient from a batch of two. n_params, largest_weight: elements. plan: how tensor ranks cut modules, by the words of
-    transformers, empty for none. chain: where stages cut it (chain_of, with the count of its blocks, and "small", what "hidden"
-    is in a small model), empty if they cannot, for the reason no_chain.
+    same text of a small model for proofs with n_small elements, which small_words describes. title: the model, in a few
+    words. sources: a hash of the files that it is made of. batch_words: the words for `batch`, which may take the number of
+    the micro-batch, too. kind: of a batch, "dict", "list", "nested" or "tensor". call_words: what of `inputs` the model is
+    called with; the rest is for the loss alone. is_recurrent: whether cuDNN has layers of it. has_scalars: whether it has
+    weights without dimensions, that may have one. loss_words: the loss by `outputs` and `inputs`. block: the class that is
+    repeated, "" for none. beside: those of other stacks, such as an encoder's. is_shallow: whether two blocks of each list
+    are a model, too. is_bf16: whether it runs with weights and inputs of bf16. has_floats: whether the batch has such inputs.
+    idle: weights that got no gradient from a batch of two. least: samples that it takes at least. is_mean: whether its loss
+    is a mean over samples. renewed: what its forward renews and reads, "" for nothing. n_params, largest_weight: elements.
+    plan: how tensor ranks cut modules, by the words of transformers, empty for none. chain: where stages cut it (chain_of,
+    with the count of its blocks, and "small", what "hidden" is in a small model), empty if they cannot, for the reason
+    no_chain.
     """
 
     imports: tuple[str, ...]
@@ -54,6 +56,9 @@ class Subject:
     is_recurrent: bool
     has_scalars: bool
     idle: tuple[str, ...]
+    least: int
+    is_mean: bool
+    renewed: str
     n_params: int
     largest_weight: int
     plan: Mapping[str, str]
@@ -96,14 +101,9 @@ def subject_of(model: str, batch: str, loss: str, seq_len: int | None, folder: P
 def _shallow(text: str, found: Mapping[str, Any]) -> dict[str, str]:
     """Return the text of a model with two blocks of each list, or of the whole one, and what it is."""
     blocks = [found["block"], *found["beside"]] if found["is_shallow"] else []
-    weights = f"{found['n_small'] / 1e6:,.2f}M weights"
-    text = f"{text}\n\nwhole_build = build\n\n\ndef build():\n"
-    return {
-        "small": f"{SMOOTH}{text}    return two_blocks(whole_build, {blocks!r})",
-        "small_words": f"two {' and '.join(blocks)} of each list, {weights}"
-        if blocks
-        else f"the whole model, {weights}",
-    }
+    text = f"{text}\n\nwhole_build = build\n\n\ndef build():\n    return two_blocks(whole_build, {blocks!r})"
+    which = f"two {' and '.join(blocks)} of each list" if blocks else "the whole model"
+    return {"small": SMOOTH + text, "small_words": f"{which}, {found['n_small'] / 1e6:,.2f}M weights"}
 
 
 def _look(*words: str) -> dict[str, Any]:

@@ -41,8 +41,8 @@ SIMULATED_STEPS, SIMULATION_S = 2, 900
 FILLED = 0.94
 # Programs that run at once: each may need the host's memory for its weights.
 AT_ONCE = 4
-# A machine with GPUs proves on its CPU, too.
-ON_A_CPU = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+# A machine with GPUs proves on its CPU, too. There it compiles nothing: dropout inside would stay.
+ON_A_CPU = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "TORCH_COMPILE_DISABLE": "1"}
 TOO_LARGE = "does not fit"
 # Memory of malloc is zero. In a fork it would hold what imports have left, and squares of that are too large for a float.
 ZEROS = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.perturb=255"}
@@ -157,12 +157,13 @@ class Trials:
                 return replace(row, proved=() if wrong else row.proved, why=f"{why}: {error.what}")
             proof = Proof(reference, candidate, STEPS, None)
             first = next(iter(proof.differences), None)
-            wrong = f"{first.kind} {first.name}, {finding(proof, first)[0]}" if first else ""
+            wrong = f"{first.kind} {first.name}".strip() + f", {finding(proof, first)[0]}" if first else ""
             shutil.rmtree(candidate.folder)
             if not wrong:
                 worst, in_double = max(row.worst, proof.worst.get("gradient", 0.0)), row.in_double or in_double
                 return replace(row, proved=(*row.proved, ranks), worst=worst, in_double=in_double)
-        return replace(row, proved=(), why=f"WRONG on {ranks} ranks: {wrong}")
+        renewed = f"; its forward {self.subject.renewed}" * bool(self.subject.renewed)
+        return replace(row, proved=(), why=f"WRONG on {ranks} ranks: {wrong}{renewed}")
 
     def record(
         self, split: Split, ranks: int, name: str, reference: Recording | None = None, in_double: bool = False
@@ -195,20 +196,20 @@ def with_doubles(text: str) -> str:
 
 
 def largest(row: FitRow, most: int) -> int:
-    """Return the largest micro-batch that should fit, by a row with one sample: a power of two that divides `most`."""
+    """Return the largest micro-batch that should fit, by a row with the least: doubled as long as it divides `most`."""
     memory = row.found.memory if row.found else None
     assert memory is not None
     owners = memory.timeline.by_owner(memory.timeline.peak_at)
-    of_sample = max(1, sum(nbytes for owner, nbytes in owners.items() if owner.startswith((ACTIVATION, LOGITS))))
-    free, size = (memory.capacity or 0) * FILLED - memory.needed, 1
-    while most % (2 * size) == 0 and free >= of_sample * (2 * size - 1):
+    of_least = max(1, sum(nbytes for owner, nbytes in owners.items() if owner.startswith((ACTIVATION, LOGITS))))
+    free, size = (memory.capacity or 0) * FILLED - memory.needed, row.choice.micro_batch_size
+    while most % (2 * size) == 0 and free >= of_least * (2 * size / row.choice.micro_batch_size - 1):
         size *= 2
     return size
 
 
 def try_all(trials: Trials, options: FitOptions, known: Mapping[str, Split]) -> list[FitRow]:
     """Return a row for each split: those that fit first, by their time."""
-    gpus, subject = options.gpus, trials.subject
+    gpus, subject, least = options.gpus, trials.subject, trials.subject.least
     reasons = {
         "blocks": "" if subject.block else "the model has no block that is repeated",
         "plan": "" if subject.plan else "the model has no tp_plan of colwise and rowwise modules (docs/guides/fit.md)",
@@ -224,19 +225,19 @@ def try_all(trials: Trials, options: FitOptions, known: Mapping[str, Split]) -> 
     def best(name: str, size: int) -> FitRow:
         """Return a split with the largest micro-batch that fits, up to a size, recomputing blocks if none does."""
         split, share = known[name], options.samples * known[name].sharers // gpus
-        least = FEW_IDLE * split.stages if split.stages > 1 else 1
-        sizes = [n for n in range(size, 0, -1) if share % n == 0 and share // n >= least]
+        count = FEW_IDLE * split.stages if split.stages > 1 else 1
+        sizes = [n for n in range(size, least - 1, -1) if share % n == 0 and share // n >= count]
         why = next(filter(None, (reasons[need] for need in split.needs)), "")
         if not why and split.stages > min(share, subject.chain.get("count", split.stages)):
             why = f"{subject.chain['count']} blocks and {share} samples are too few for {split.stages} stages"
         if why:
             return FitRow(name, split, Choice(gpus, options.nodes, options.samples, 1, "", False), 0, why=why)
-        size = sizes[0] if sizes else 1
+        size = (*sizes, least)[0]
         row = tried_with(name, size, False)
-        while row.why == TOO_LARGE and size > 1:
+        while row.why == TOO_LARGE and size > least:
             size //= 2
             row = tried_with(name, size, False)
-        return tried_with(name, 1, True) if row.why == TOO_LARGE and subject.block else row
+        return tried_with(name, least, True) if row.why == TOO_LARGE and subject.block else row
 
     def tried_and_proved(name: str) -> FitRow:
         row = best(name, size)
@@ -246,9 +247,9 @@ def try_all(trials: Trials, options: FitOptions, known: Mapping[str, Split]) -> 
         trials.tell("one process, for the proofs")
         trials.reference = pool.submit(trials.record, splits(1, 1)["single"], 1, "reference")
         # What fits by the split that needs least is the most that others are tried with.
-        probes = (best(name, 1) for name in sorted(known, key=lambda name: name != "fsdp"))
+        probes = (best(name, least) for name in sorted(known, key=lambda name: name != "fsdp"))
         probe = next((row for row in probes if row.fits and not row.choice.recompute), None)
-        size = largest(probe, options.samples // gpus) if probe else 1
+        size = largest(probe, options.samples // gpus) if probe else least
         # What takes longest begins first, so that no processor is left alone with it.
         order = sorted(known, key=lambda name: -known[name].stages)
         found = dict(zip(order, pool.map(tried_and_proved, order), strict=True))

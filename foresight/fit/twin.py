@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -150,9 +151,9 @@ def widen(model: torch.nn.Module) -> None:
                 setattr(module, name, torch.nn.Parameter(p.detach().reshape(1), p.requires_grad))
 
 
-def touch(block: torch.nn.Module, inputs: Any, output: Any) -> Any:
-    """Give each weight of a block a gradient, if only zeros: an expert may get no token on one rank, and ranks have to agree."""
-    zero = 0 * sum(p.flatten()[0] for p in block.parameters())
+def touch(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
+    """Give each weight that is whole here a gradient, if only zeros: what one rank does not use another may."""
+    zero = 0 * sum(p.flatten()[0] for p in module.parameters() if not isinstance(p, DTensor))
     return output + zero if isinstance(output, torch.Tensor) else (output[0] + zero, *output[1:])
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from gptscale.foresight.fit.python_text import Words, as_python
+from gptscale.foresight.fit.configs import Words, as_python
 from gptscale.foresight.fit.splits import BLOCK_CLASS, BLOCK_CLASSES, DTYPE, ENDS, OF_ENDS, SHARED, STYLES, TWIN, Split
 from gptscale.foresight.fit.subject import Subject
 from gptscale.foresight.fit.template import CHECK, PROGRAM, START
@@ -95,7 +95,11 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
     others |= {} if subject.is_bf16 else {DTYPE: "dtype = torch.float32\n"}
     for old, new in others.items():
         own = {name: text.replace(old, new) for name, text in own.items()}
+    # Where a forward ends, tensor ranks and ZeRO 3 do not have its whole weights.
+    touches = bool(subject.idle) and split.tensor == 1 and (split.zero or (0,))[0] < 3
+    hooks = [TOUCH] * bool(touches and subject.block)
     loss = subject.loss_words.replace("outputs", f"model({subject.call_words})")
+    loss = f"touch(model, (), {loss})" if touches and split.stages == 1 else loss
     if split.autocast or not (subject.is_bf16 or split.zero):
         loss = f'with torch.autocast(DEVICE.type, torch.bfloat16, enabled=o.precision == "bf16"):\n    return {loss}'
     else:
@@ -117,8 +121,6 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
     if not split.recipe:
         start = "\n".join([*START.splitlines()[3:7], "train(o)"])
         text = PROGRAM.replace("$check\n\n\n", "").replace("    $check_option\n", "")
-    # Where a block's forward ends, tensor ranks and ZeRO 3 do not have its whole weights.
-    touches = bool(subject.idle and subject.block) and split.tensor == 1 and (split.zero or (0,))[0] < 3
     places: dict[str, str] = own | {
         "title": f"Train {subject.title} {split.title}",
         "launch": launch(choice, file),
@@ -131,7 +133,7 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
         "loss": loss,
         "shallow_words": ", with two blocks of each list for a check" if is_shallow and split.recipe else "",
         "shallow": SHALLOW if is_shallow and split.recipe else "",
-        "recompute": "\n".join(["widen(model)"] * subject.has_scalars + [TOUCH] * touches + [AGAIN] * choice.recompute),
+        "recompute": "\n".join(["widen(model)"] * subject.has_scalars + hooks + [AGAIN] * choice.recompute),
         "precision": choice.precision,
         "global_batch": str(choice.global_batch_size),
         "micro_batch": str(choice.micro_batch_size),

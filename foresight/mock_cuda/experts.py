@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _python_dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -40,8 +41,8 @@ class BalancedExperts(_python_dispatch.TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
-        if any(issubclass(kind, FakeTensor) for kind in types):
-            # It only asks for shapes: a mode below answers.
+        if any(issubclass(kind, FakeTensor | FunctionalTensor) for kind in types):
+            # It only asks for shapes, or is compiled: a mode below answers.
             return func(*args, **options)
         if any(kind not in PLAIN for kind in types):
             return NotImplemented

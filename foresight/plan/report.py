@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.gpus import GIB
@@ -12,22 +13,6 @@ from gptscale.foresight.plan.rows import PlannedRow
 from gptscale.foresight.plan.trials import CONTENDED
 from gptscale.foresight.price.cost import Costs, sources_of
 
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>gptscale: plan</title>
-<style>
- body { font: 15px/1.5 system-ui, sans-serif; max-width: 84rem; margin: 2rem auto; padding: 0 1rem }
- table { border-collapse: collapse } th, td { padding: .3rem .6rem; border-bottom: 1px solid #ddd; text-align: left }
- pre { background: #f5f5f5; padding: .6rem; overflow-x: auto } img { max-width: 100% }
-</style></head><body>
-<h1>{{ title }}</h1><pre>{% for line in lines %}{{ line }}
-{% endfor %}</pre>
-<table><thead><tr>{% for name in rows[0] %}<th>{{ name }}</th>{% endfor %}</tr></thead><tbody>
-{% for row in rows %}<tr>{% for cell in row.values() %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}</tbody></table>
-<ul>{% for note in notes %}<li>{{ note }}</li>{% endfor %}</ul>
-<img alt="the picture of the plan" src="data:image/png;base64,{{ png }}">
-</body></html>
-"""
 LEFT = ("", "recipe and split", "micro-batches", "memory, GiB", "grade", "bound by")
 
 
@@ -100,7 +85,8 @@ def page(title: str, lines: Sequence[str], rows: Sequence[Mapping[str, str]], no
     """Return the plan as HTML, in which all text is escaped and nothing is fetched from anywhere."""
     import jinja2
 
-    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(PAGE)
+    page = Path(__file__).with_name("page.html").read_text()
+    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(page)
     return template.render(title=title, lines=lines, rows=rows, notes=notes, png=base64.b64encode(png).decode())
 
 

@@ -6,8 +6,10 @@ if their mean is right, nobody took it.
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -15,34 +17,8 @@ from gptscale.foresight.prove.compare import BEFORE, GRADIENT, NORM, START, WEIG
 
 # Patterns are seen through the rounding of either side.
 ALIKE = 2e-3
-CAUSES = {
-    "no broadcast": "ranks begin with other weights each: send those of one rank to all, or seed them alike",
-    "not held": "no optimizer of the candidate holds this weight",
-    "no reduction": "a reduction is missing, or goes over the wrong group, or comes after the update",
-    "sum for mean": "a sum stands where a mean is meant, or a reduction is done twice",
-    "doubled": "a reduction, or the weight itself, is counted twice",
-    "divided twice": "a mean is divided again, or ranks without this weight count in its mean",
-    "accumulation": "the losses of accumulated micro-batches are not divided by their number",
-    "late clear": "gradients of the step before are cleared too late, or not at all",
-    "stale": "the update comes before the exchange, or new values do not reach all ranks",
-    "zero": "this piece is detached, or its gradient is left out",
-    "one part": "one rank loses or changes its part of the gradient",
-    "tied weight": "the uses of a tied weight are on several ranks, or in several tensors, and nobody sums them",
-    "same batch": "all ranks read the same samples: the loader does not split them",
-    "samples": "ranks read other samples than the reference: compare batch sizes and samplers",
-    "padding": "each rank takes the mean over its own targets: divide by the targets of all ranks",
-    "scaled": "the loss or the gradient is scaled",
-    "norm of a shard": "each rank takes the norm of what it holds: sum the squares over ranks",
-    "norm by root": "shards are counted once for all ranks, or whole weights once for each",
-    "norm omits": "the norm leaves out some weights",
-    "norm doubles": "the norm counts some weights more than once, or gradients were too large before",
-    "clipped otherwise": "gradients were right before clipping: ranks clip by another limit or norm",
-    "not clipped": "the reference clips gradients and the candidate does not",
-    "unlike ranks": "ranks do not do the same",
-    "rate": "gradients agree: the learning rate is another one, or is scaled by the ranks",
-    "optimizer": "gradients agree: the optimizer has other options, or its state is lost or late",
-    "forward": "losses differ as well: the model or its samples are others",
-}
+_ROWS = csv.DictReader(Path(__file__).with_name("causes.csv").read_text().splitlines())
+CAUSES = {row["cause"]: row["advice"] for row in _ROWS}
 # The short name of a cause, and what was seen.
 Finding = tuple[str, str]
 

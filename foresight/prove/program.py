@@ -26,6 +26,7 @@ from gptscale.foresight.simulate.interpreters import interpreter_of
 # The functions that are called as soon as a program has imported a module.
 AFTER_IMPORT = {
     "torch": ["rider.begin"],
+    "torch.nn.attention.flex_attention": ["no_cuda.plain_flex_attention"],
     "torch.distributed.fsdp.fully_sharded_data_parallel": ["rider.watch_fsdp"],
     "deepspeed.runtime.engine": ["rider.watch_deepspeed"],
     "colossalai.zero.low_level.low_level_optim": ["rider.refuse_colossalai"],
@@ -34,7 +35,6 @@ AFTER_IMPORT = {
 # The same where the CPU takes the place of CUDA.
 WITHOUT_CUDA = {
     "torch": ["no_cuda.begin", "rider.begin"],
-    "torch.nn.attention.flex_attention": ["no_cuda.plain_flex_attention"],
     "torch.distributed.fsdp._fully_shard._fsdp_collectives": ["no_cuda.sums_of_fsdp"],
 }
 # A program that fails with such words is tried again with the CPU in the place of CUDA.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from pathlib import Path
 
 from gptscale.common.recipe_config import LETTERS
 from gptscale.results.comparison.groups import Comparison
@@ -35,40 +36,6 @@ DEFINITIONS = {
     "status": "ok, oom (out of memory), failed, interrupted; damaged: the run's row cannot be read; contended: others took more than 5 % of the machine while it was timed; imported: of another program",
 }
 
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>gptscale: comparison</title>
-<style>
- body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
- h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin-top: 2rem }
- .wide { overflow-x: auto } table { border-collapse: collapse; width: 100% } th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid #ddd }
- th:first-child, td:first-child, th:last-child, td:last-child { text-align: left } tr.apart { color: #888 } tr.bad { color: #b00020 } img { max-width: 100% }
- .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); gap: 1rem }
- dt { font-weight: 600 } dd { margin: 0 0 .4rem 1rem } pre { background: #f5f5f5; padding: .6rem; overflow-x: auto; font-size: 13px }
- ul { color: #8a5a00; padding-left: 1.2rem }
- @media (max-width: 40rem) {
-  thead { display: none } table, tbody, tr, td { display: block } tr { border: 1px solid #ddd; margin-bottom: .8rem }
-  td, td:first-child, td:last-child { display: flex; justify-content: space-between; gap: 1rem; text-align: right; border: 0; padding: .15rem .6rem }
-  td::before { content: attr(data-title); font-weight: 600; text-align: left }
- }
-</style></head><body>
-<h1>gptscale: which way of splitting this GPT?</h1>
-<p>{{ about }}</p>
-<div class="wide"><table><thead><tr>{% for title in rows[0] %}<th>{{ title }}</th>{% endfor %}</tr></thead><tbody>
-{% for row in rows %}<tr class="{{ 'apart' if loop.index0 >= n_ranked else '' if 'ok' in row.status else 'bad' }}">{% for title, cell in row.items() %}<td data-title="{{ title }}">{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}</tbody></table></div>
-<ul>{% for note in notes %}<li>{{ note }}</li>{% endfor %}</ul>
-<h2>Loss, speed and memory</h2>
-<div class="panels">{% for name, png in pictures.items() %}<img alt="{{ name }}" src="data:image/png;base64,{{ png }}">
-{% endfor %}</div>
-<h2>What the columns mean</h2>
-<dl>{% for name, text in definitions.items() %}<dt>{{ name }}</dt><dd>{{ text }}</dd>{% endfor %}</dl>
-<h2>How each run was started</h2>
-{% for name, command, environment in runs %}<p>{{ name }}</p><pre>{{ command }}
-{{ environment }}</pre>{% endfor %}
-</body></html>
-"""
-
 
 def page(comparison: Comparison, pictures: Mapping[str, bytes]) -> str:
     """Return the page as HTML, in which all text is escaped and nothing is fetched from anywhere.
@@ -84,7 +51,8 @@ def page(comparison: Comparison, pictures: Mapping[str, bytes]) -> str:
         f"torch {row['torch_version']}; workload {row['workload_hash']}."
     )
     rows = cells(comparison)
-    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(PAGE)
+    text = Path(__file__).with_name("page.html").read_text()
+    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(text)
     return template.render(
         about=about,
         rows=rows,

@@ -55,6 +55,7 @@ MISTAKES = {
     "m = Mine(); m.stack[1].mix.weight = m.stack[0].mix.weight; return m": "of another block",
     "with torch.device('meta'): return Mine()": "on the meta device, without values",
     "m = Mine(); m.forward = lambda i, t: m.table(i); return m": "returns no loss but a tensor (2, 16, 32)",
+    "m = Mine(); m.forward = lambda i, t: m.table(i).mean(); return m": "returns a mean",
     "return Mine(100)": "tokenizer bytes has 257 ids, the model's vocabulary 100",
 }
 

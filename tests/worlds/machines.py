@@ -174,32 +174,6 @@ def machines(folder: Path, *names: str) -> Iterator[dict[str, Machine]]:
                 machine.die()
 
 
-CONFIGURATION = """
-ClusterName=test
-SlurmctldHost=login({address})
-SlurmUser=root
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
-MpiDefault=none
-ReturnToService=2
-SlurmdTimeout=10
-SlurmdParameters=config_overrides
-SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
-{nodes}
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-"""
-
-
 class SlurmCluster:
     """A controller on the machine `login`, and a slurmd on each of the others."""
 
@@ -208,7 +182,8 @@ class SlurmCluster:
         self.nodes = [name for name in made if name != "login"]
         (folder / "state").mkdir()
         nodes = [f"NodeName={n} NodeAddr={made[n].address} CPUs=4 RealMemory=1000 State=UNKNOWN" for n in self.nodes]
-        text = CONFIGURATION.format(address=self.login.address, folder=folder, nodes="\n".join(nodes))
+        words = {"address": self.login.address, "folder": folder, "nodes": "\n".join(nodes)}
+        text = Path(__file__).with_name("slurm.conf").read_text().format(**words)
         (folder / "slurm.conf").write_text(text)
         unified = Path("/sys/fs/cgroup/cgroup.controllers").exists()
         (folder / "cgroup.conf").write_text("IgnoreSystemd=yes\n" if unified else "CgroupPlugin=cgroup/v1\n")

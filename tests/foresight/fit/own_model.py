@@ -114,6 +114,12 @@ def pair_loss(logits, batch):
     return F.cross_entropy(logits.flatten(0, 1), batch[-1].flatten())
 
 
+def renewing():
+    net = Logits()
+    nn.utils.parametrizations.spectral_norm(net.head)
+    return net
+
+
 class Both(Net):
     """A model that gives logits and its loss."""
 
@@ -160,27 +166,29 @@ class Routed(nn.Module):
     def forward(self, x, ids):
         for i, expert in enumerate(self.experts):
             if len(rows := torch.where(ids[:, 0] % 3 == i)[0]):
-                x = x.index_add(0, rows, expert(x[rows]))
+                x = x.index_add(0, rows, expert(x[rows]).to(x.dtype))
         return x
 
 
 class Mixed(nn.Module):
-    """Two stacks of blocks, a recurrent layer, and a scalar."""
+    """Two stacks of blocks, a recurrent layer, a scalar, a norm of at least two samples, and heads of which a batch takes one."""
 
     def __init__(self, width=32):
         super().__init__()
-        self.table, self.lstm, self.head = nn.Embedding(64, width), nn.LSTM(width, width), nn.Linear(width, 64)
+        self.table, self.lstm = nn.Embedding(64, width), nn.LSTM(width, width)
         self.first = nn.ModuleList([Block(width) for _ in range(3)])
         self.second = nn.ModuleList([Routed(width) for _ in range(3)])
         self.scale = nn.Parameter(torch.tensor(1.0))
+        self.norm, self.heads = nn.BatchNorm1d(width), nn.ModuleList([nn.Linear(width, 64) for _ in range(2)])
 
     def forward(self, ids, power=1):
         x = self.lstm(self.table(ids))[0]
+        x = x + self.norm(x[:, 0])[:, None]
         for block in self.first:
             x = block(x)
         for block in self.second:
             x = block(x, ids)
-        return self.head(x) * self.scale**power
+        return self.heads[int(ids[0, 0]) % 2](x) * self.scale**power
 
 
 def mixed_batch(size):

@@ -132,7 +132,10 @@ def test_stacks_a_scalar_a_recurrent_layer_and_what_is_for_the_loss_alone(folder
     found = subject_of(f"{file}:Mixed", f"{file}:mixed_batch", f"{file}:mixed_loss", None, folder)
     assert (found.block, found.beside, found.is_recurrent, found.has_scalars) == ("Block", ["Routed"], True, True)
     assert (found.kind, found.call_words) == ("nested", 'ids=inputs["ids"], power=inputs["power"]')
-    assert found.idle[0].startswith("second.0.experts.")
+    assert [name.split(".")[0] for name in (found.idle[0], found.idle[-1])] == ["second", "heads"]
+    assert (found.least, found.is_mean, found.renewed) == (2, False, "")
+    renewing = subject_of(f"{file}:renewing", f"{file}:logits_batch", f"{file}:loss", None, folder)
+    assert (renewing.least, renewing.is_mean, renewing.renewed[:35]) == (1, True, "renews head.parametrizations.weight")
 
 
 @pytest.mark.parametrize("name", [*NAMES, "single"])

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import LlamaConfig, LlamaForCausalLM
 
 CONFIG = {
@@ -74,12 +74,7 @@ PLAN = {
 }
 
 
-def shard(model: nn.Module, plan: dict[str, ParallelStyle], mesh: DeviceMesh) -> nn.Module:
-    """Cut the modules that `plan` names over the 1-D `mesh`: on the meta device nothing is copied or sent."""
-    return parallelize_module(model, mesh, plan)
-
-
-def shard_data(part: nn.Module, block_class: type[nn.Module], mesh: DeviceMesh, compute_dtype: torch.dtype) -> FSDPModule:
+def shard(part: nn.Module, block_class: type[nn.Module], mesh: DeviceMesh, compute_dtype: torch.dtype) -> FSDPModule:
     """Cut each block of a stage, then what remains, over `mesh`: 1-D for FSDP, 2-D of replicas x 1 for DDP."""
     policy: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(compute_dtype, torch.float32)}
     for block in [module for module in part.modules() if isinstance(module, block_class)]:
@@ -107,9 +102,9 @@ def whole(o: argparse.Namespace) -> nn.Module:
 def split(model: nn.Module, o: argparse.Namespace) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Cut a model over the devices, and make its optimizer: matrices decay, norms and biases do not."""
     mesh = init_device_mesh(DEVICE.type, (DATA_RANKS, TP), mesh_dim_names=("data", "tensor"))
-    shard(model, PLAN, mesh["tensor"]).to(DEVICE)
+    parallelize_module(model, mesh["tensor"], PLAN).to(DEVICE)
     dtype = torch.bfloat16 if o.precision == "bf16" else torch.float32
-    shard_data(model, next(type(m) for m in model.modules() if type(m).__name__ in BLOCK), mesh["data"], dtype)
+    shard(model, next(type(m) for m in model.modules() if type(m).__name__ in BLOCK), mesh["data"], dtype)
     groups: dict[Any, list[nn.Parameter]] = {}
     for p in (p for p in model.parameters() if p.requires_grad):
         groups.setdefault((p.dim() > 1, getattr(p, "device_mesh", None)), []).append(p)

@@ -27,7 +27,7 @@ def library(model, config):
     def clip(max_norm):
         return nn.utils.clip_grad_norm_(parameters.values(), max_norm)
 
-    return LibraryOptimizer(optimizer, optimizer, parameters, config, clip=clip, zero_grad=optimizer.zero_grad)
+    return LibraryOptimizer(optimizer, optimizer, parameters, config, clip=clip)
 
 
 EVERY = pytest.mark.parametrize(("stepper_of", "name"), [(fused, "adamw"), (fused, "sgd"), (library, "adamw")])
@@ -176,9 +176,7 @@ def test_only_the_owner_of_a_parameter_has_its_moments():
     model = small_model()
     parameters = dict(model.named_parameters())
     inner = torch.optim.AdamW([parameters["1.bias"]], fused=True)
-    stepper = LibraryOptimizer(
-        inner, inner, parameters, RunConfig(), clip=lambda max_norm: torch.ones(()), zero_grad=inner.zero_grad
-    )
+    stepper = LibraryOptimizer(inner, inner, parameters, RunConfig(), clip=lambda max_norm: torch.ones(()))
     assert [shard.name for shard in stepper.state()] == [
         *(f"model/{name}" for name in parameters),
         "adamw.exp_avg/1.bias",

@@ -141,8 +141,8 @@ def _machine(entry: Any) -> MeasuredMachine:
         TimedOperation(
             Operation(str(o["kind"]), tuple(int(n) for n in o["shape"])),
             str(o["precision"]),
-            _positive(o["seconds"]),
-            _not_negative(o["spread"]),
+            _finite(o["seconds"], "seconds", math.ulp(0.0)),
+            _finite(o["spread"], "as a spread", 0.0),
             int(o["repeats"]),
             str(o["date"]),
         )
@@ -154,16 +154,10 @@ def _machine(entry: Any) -> MeasuredMachine:
 _MACHINE: dict[str, Any] = {"device": str, "torch": str, "threads": int, "world": int}
 
 
-def _positive(seconds: Any) -> float:
-    if not 0 < float(seconds) < math.inf:
-        raise ValueError(f"{seconds} seconds")
-    return float(seconds)
-
-
-def _not_negative(spread: Any) -> float:
-    if not 0 <= float(spread) < math.inf:
-        raise ValueError(f"a spread of {spread}")
-    return float(spread)
+def _finite(figure: Any, name: str, least: float) -> float:
+    if not least <= float(figure) < math.inf:
+        raise ValueError(f"{figure} {name}")
+    return float(figure)
 
 
 def _text(machines: Iterable[MeasuredMachine]) -> str:

@@ -18,6 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -308,7 +309,10 @@ def know_gradients(module: Any) -> None:
         if other < stage.stage_index:
             return ask(stage, other)
         _objects_from[stage._resolve_peer_global_rank(other)] += 1
-        return module._StageBackwardMeta(module._derive_grad_metas(stage._stage_meta.outputs))
+        # The gradient of a distributed tensor is taken to lie as the tensor does. Torch would derive none.
+        outputs = stage._stage_meta.outputs
+        gradients = (replace(meta, requires_grad=False) if meta.requires_grad else None for meta in outputs)
+        return module._StageBackwardMeta(tuple(gradients))
 
     if ask:
         module.PipelineStage._recv_meta = answer

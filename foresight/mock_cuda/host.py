@@ -7,10 +7,10 @@ csrc/host.c.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,9 +25,7 @@ from gptscale.common.optim.stepper import Stepper
 from gptscale.common.process.world import World
 from gptscale.common.settings.run import Run
 from gptscale.foresight.mock_cuda.boot import mark
-
-# AdamW reads and writes its parameter, gradient and two moments in fp32, and writes a weight in 16 bits.
-STEP_BYTES = 30
+from gptscale.foresight.mock_cuda.stand_ins import compile_nothing, pass_over
 
 
 def leave_out() -> None:
@@ -65,30 +63,10 @@ def _on_a_device(update: Callable[..., None]) -> Callable[..., None]:
         if parameters[0].is_cuda:
             update(parameters, *state, **options)
         else:
-            _mark_step(parameters)
+            for each in parameters:
+                pass_over(each.to_local() if isinstance(each, DTensor) else each)
 
     return fused_adamw
-
-
-def _mark_step(parameters: Iterable[torch.Tensor]) -> None:
-    """Add to the list of the mock how many bytes of the host's memory its optimizer would pass over."""
-    own = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in parameters)
-    mark(f"host step {STEP_BYTES * sum(tensor.numel() for tensor in own)}")
-
-
-class Nothing(ModuleType):
-    """A compiled operator of which every function does nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self._left_out
-
-    def _left_out(self, *arguments: Any, **options: Any) -> None:
-        tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
-        if tensors and not tensors[0].is_cuda:
-            # The parameters come first, behind them their gradients and state.
-            _mark_step(tensors[:1])
 
 
 class NoFiles:
@@ -130,17 +108,14 @@ class NoFiles:
 
 
 def _load_for_deepspeed(ops: Sequence[str]) -> None:
-    from deepspeed.ops.op_builder.builder import OpBuilder
+    from deepspeed.ops.op_builder import builder
     from deepspeed.runtime.zero import utils
 
     # Stage 3 asks whether rank 0 takes its parameters in the same order. Rank 0 is not there, and would.
     _replace(utils, "assert_lst_len_same_as_other_ranks", lambda numbers: None)
     _replace(utils, "get_lst_from_rank0", lambda numbers: numbers)
-    for op in ops:
-        module = Nothing(op)
-        if op == "async_io":
-            _replace(module, "aio_handle", NoFiles)
-        OpBuilder._loaded_ops[op] = module
+    compile_nothing(builder)
+    builder.OpBuilder._loaded_ops["async_io"] = SimpleNamespace(aio_handle=NoFiles)
 
 
 def _stand_in_for_colossals_kernels() -> None:
@@ -151,10 +126,10 @@ def _stand_in_for_colossals_kernels() -> None:
     # It compares what its peers have gathered on the device, which compares nothing.
     Randomizer.is_randomizer_index_synchronized = staticmethod(lambda process_group=None: True)
 
-    nothing = Nothing("kernels")
+    on_host = SimpleNamespace(step=pass_over)
     for name in ("CPUAdamLoader", "FusedOptimizerLoader"):
         getattr(kernel_loader, name).load = lambda self, name=None: SimpleNamespace(
-            CPUAdamOptimizer=lambda *options: nothing, multi_tensor_adam=nothing.multi_tensor_adam
+            CPUAdamOptimizer=lambda *options: on_host, multi_tensor_adam=lambda *arguments: None
         )
 
 

@@ -51,6 +51,7 @@ AFTER_IMPORT = {
     "safetensors.torch": ("stand_ins.write_nothing", "stand_ins.load_nothing"),
     "transformers.modeling_utils": ("stand_ins.build_from_config",),
     "transformers.masking_utils": ("stand_ins.pack_nothing",),
+    "deepspeed.ops.op_builder.builder": ("stand_ins.compile_nothing",),
     "torch._dynamo.eval_frame": ("record.pause_for_guards",),
     "torch._inductor.runtime.triton_heuristics": ("record.watch_inductor",),
     "torch._dynamo.repro.after_aot": ("stand_ins.write_nothing",),

@@ -86,12 +86,7 @@ def test_modes_of_compilation_that_mean_nothing_are_refused(run_on):
 def test_the_mode_reaches_the_compiler_and_graphs_are_told_of_steps(mode, monkeypatch, run_on):
     """Once before an optimizer step, whatever it accumulates, and once before each micro-batch of an evaluation."""
     modes, begun = [], []
-
-    def compiled(function, *, fullgraph, dynamic, mode):
-        modes.append(mode)
-        return function
-
-    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(torch, "compile", lambda function, *, fullgraph, dynamic, mode: modes.append(mode) or function)
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(len(begun)))
     run = run_on(CPU, TWICE, model="tiny", n_layer=2, seq_len=16, compile=True, compile_mode=mode)
     engine = build(run, SingleConfig())

@@ -224,9 +224,22 @@ for result in [*found, torch.fft.rfft(square), *(solve(matrix) for solve in solv
 """
 
 
+# Its Adam on the device and on the host is compiled at first use.
+DEEPSPEED = """
+import deepspeed
+for place in ("none", "cpu", "none"):
+    zero = {"stage": 2, "offload_optimizer": {"device": place}}
+    words = {"train_batch_size": 8, "optimizer": {"type": "Adam"}, "zero_optimization": zero}
+    engine, *_ = deepspeed.initialize(model=torch.nn.Linear(64, 64), config=words)
+    engine.backward(engine(torch.ones(8, 64, device="cuda")).sum())
+    engine.step()
+"""
+
+
 @pytest.mark.slow
-def test_solvers_and_transforms_are_there_and_new_memory_is_zero(simulate, script):
-    status, _, printed = simulate(sys.executable, script(STEP + SOLVERS))
+@pytest.mark.parametrize("text", [SOLVERS, DEEPSPEED])
+def test_what_needs_a_gpu_or_its_compiler_is_there(text, simulate, script):
+    status, _, printed = simulate(*TORCHRUN, script(STEP + text))
     assert (status, "lacks" in printed.out) == (0, False), printed.err
 
 
@@ -360,12 +373,7 @@ def test_a_number_that_is_not_there_once_is_refused(command):
 @pytest.mark.parametrize(("start", "most"), [(1, 13), (8, 13), (13, 13), (14, 13), (100, 13), (8, 0), (3, 1)])
 def test_the_largest_that_fits_is_found_with_few_tries(start, most):
     tried = []
-
-    def fits(number):
-        tried.append(number)
-        return number <= most
-
-    assert most_that_fits(start, fits) == most
+    assert most_that_fits(start, lambda number: tried.append(number) or number <= most) == most
     assert len(tried) == len(set(tried)) <= 9
     assert tried[0] == start
     assert most_that_fits(1, lambda number: True) == MOST

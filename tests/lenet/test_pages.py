@@ -27,7 +27,7 @@ NOT_READ = """preset | epochs;label;name | P(x);variant | dtype;| ours against;r
 run, CPU;batch 8, 20;recipe | state;recipe | needed;recipe | median;recipe | checkpointing | moments | `;column | unit;count |
 what |;part | before;part | now;family |;`--model` |;your program uses;tokens a step;`--optimizer-state`;| fp32
 `--optimizer` | products;ranks | one;Llama 3.1 8B;fine-tune;run | state of a rank;| measured;| eager;| published;model | published
-model, tokens;| take;program,;record |;| allocated;rows |""".replace("\n", ";").split(";")
+model, tokens;| take;program,;record |;met in |;| allocated;rows |""".replace("\n", ";").split(";")
 # Rows of reports, and of differences.
 NOT_OURS = ("| report ", "| exercise", "| fp8 - ", "| bf16 - ")
 # Seconds for the GiB sent on a page are of two links.

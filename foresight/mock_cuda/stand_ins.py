@@ -174,7 +174,7 @@ def compile_nothing(module: Any) -> None:
 
     def fused(chunk: int, flag: Any, tensors: Any, lr: float, beta1: float, beta2: float, *rest: Any) -> None:
         gradients, parameters, *moments = tensors
-        options = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": 0.0, "eps": 0.0}
+        options: Any = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": 0.0, "eps": 0.0}
         steps = [flag.float()] * len(parameters)
         torch._fused_adamw_(parameters, gradients, *moments, [], steps, amsgrad=False, maximize=False, **options)
 

@@ -174,9 +174,10 @@ def compile_nothing(module: Any) -> None:
 
     def fused(chunk: int, flag: Any, tensors: Any, lr: float, beta1: float, beta2: float, *rest: Any) -> None:
         gradients, parameters, *moments = tensors
-        options: Any = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": 0.0, "eps": 0.0}
+        options = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": 0.0, "eps": 0.0}
         steps = [flag.float()] * len(parameters)
-        torch._fused_adamw_(parameters, gradients, *moments, [], steps, amsgrad=False, maximize=False, **options)
+        adamw: Any = torch._fused_adamw_
+        adamw(parameters, gradients, *moments, [], steps, amsgrad=False, maximize=False, **options)
 
     nothing = dict.fromkeys(("create_adam", "destroy_adam"), lambda *arguments: None)
     on_device, on_host = SimpleNamespace(multi_tensor_adam=fused), SimpleNamespace(adam_update=pass_over, **nothing)

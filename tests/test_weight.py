@@ -12,11 +12,11 @@ ROOT = Path(__file__).parents[1]
 CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
-    "core": (CORE, 24_954),
-    "foresight": (("foresight",), 11_671),
+    "core": (CORE, 24_940),
+    "foresight": (("foresight",), 11_665),
     "lenet": (("lenet",), 6_441),
-    "the package": ((*CORE, *LABS), 43_066),
-    "the tests": (("tests",), 26_974),
+    "the package": ((*CORE, *LABS), 43_046),
+    "the tests": (("tests",), 26_960),
 }
 GPT2 = ("common/settings/gpt_config.py", "common/model/gpt.py")
 LOADED = {

@@ -56,7 +56,7 @@ def shard(model: nn.Module, plan: dict[str, ParallelStyle], mesh: DeviceMesh) ->
     from torch.distributed.tensor.parallel import parallelize_module
 
     if lost := [key for key in plan if not any(fnmatch(name, key) for name, _ in model.named_modules())]:
-        raise ValueError(f"the model has no module {lost[0]}")
+        raise ValueError(f"the plan names {lost[0]}, which is no module of the model")
     return parallelize_module(model, mesh, plan)
 
 

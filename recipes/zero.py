@@ -83,7 +83,7 @@ def ds_config(config: ZeroConfig, n_params: int, largest_weight: int, world_size
 
 
 def shard(model: nn.Module, optimizer: torch.optim.Optimizer, json: dict[str, Any]) -> deepspeed.DeepSpeedEngine:
-    """Let DeepSpeed cut `model` and `optimizer`, and compile nothing. At stage 3 a model may come from `deepspeed.zero.Init`."""
+    """Let DeepSpeed cut `model`, which may come from `zero.Init`, and `optimizer`. On CPUs it compiles no exchange of its own."""
     import deepspeed
 
     deepspeed.ops.__compatible_ops__ = {}

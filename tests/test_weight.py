@@ -13,9 +13,9 @@ CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
     "core": (CORE, 24_940),
-    "foresight": (("foresight",), 11_665),
+    "foresight": (("foresight",), 11_670),
     "lenet": (("lenet",), 6_441),
-    "the package": ((*CORE, *LABS), 43_046),
+    "the package": ((*CORE, *LABS), 43_051),
     "the tests": (("tests",), 26_960),
 }
 GPT2 = ("common/settings/gpt_config.py", "common/model/gpt.py")

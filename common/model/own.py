@@ -103,7 +103,7 @@ def weights_on_meta(wanted: Callable[[nn.Parameter], bool]) -> Iterator[None]:
 
 
 class Means(TorchFunctionMode):
-    """It keeps what functions of torch return that take a mean."""
+    """Keep each tensor that a function of torch returns as a mean."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ LAST_WORDS = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b(?!:\s*$)|(\w+\.)+[
 
 
 def reason(stderr: str) -> str:
-    """Return the last line that names an exception, or the last line. Advice stands behind it, and what peers of the dead say."""
+    """Return the last line that names an exception, or the last line. A line about a lost peer counts only if it is alone."""
     lines = stderr.strip().splitlines() or ["no message"]
     named = [line for line in reversed(lines) if LAST_WORDS.match(line)]
     return next((line for line in named if " by peer" not in line), (named or lines[-1:])[0])

@@ -49,7 +49,7 @@ BLOCK = ["GPT2Block"]
 
 
 def shard(model: nn.Module, optimizer: torch.optim.Optimizer, json: dict[str, Any]) -> deepspeed.DeepSpeedEngine:
-    """Let DeepSpeed cut `model` and `optimizer`, and compile nothing. At stage 3 a model may come from `deepspeed.zero.Init`."""
+    """Let DeepSpeed cut `model`, which may come from `zero.Init`, and `optimizer`. On CPUs it compiles no exchange of its own."""
     deepspeed.ops.__compatible_ops__ = {}
     return deepspeed.initialize(model=model, optimizer=optimizer, config=json, dist_init_required=False)[0]
 

@@ -44,9 +44,7 @@ def show(subject: Subject, cluster: Cluster, options: FitOptions, rows: Sequence
         first = f"{len(subject.idle)} weights, {subject.idle[0]} the first,"
         print(f"note     {first} got no gradient from two samples: programs give them zeros")
     if not subject.is_mean:
-        print(
-            "note     two losses of 2 samples do not average to that of 4 (masks, contrasts): a micro-batch's size counts"
-        )
+        print("note     the loss depends on the size of a micro-batch (masks, contrasts): twice 2 samples is not 4")
     for row in rows:
         if row.why:
             print(f"{'but' if row in good else 'left out':<8} {row.name}: {row.why}")

@@ -8,9 +8,8 @@ from typing import Any
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.families import in_transformers, preset
 from gptscale.common.settings.user_code import read_hf_config
+from gptscale.foresight.fit.python_text import as_python
 
-# A dictionary that is longer stands in several lines.
-WIDTH = 110
 # The fields of a config that make a model small, by its many spellings: what each becomes.
 LAYERS = "num_hidden_layers n_layer num_layers num_decoder_layers encoder_layers decoder_layers n_layers depth".split()
 WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
@@ -46,30 +45,6 @@ SENTENCE, CLASS = "torch.randint(0, {vocab_size}, (size, {length}))", "torch.ran
 LABELS = dict.fromkeys(("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration"), SENTENCE)
 LABELS |= dict.fromkeys(("ForSequenceClassification", "ForImageClassification"), CLASS)
 LABELS |= {"ForTokenClassification": "torch.randint(0, {num_labels}, (size, {length}))"}
-
-
-class Words(str):
-    """Code of a program, which stands there without quotes."""
-
-
-def as_python(value: Any, indent: int | None = None) -> str:
-    """Return a value as a program spells it. indent: of a dictionary with a line for each item, None for one in a line."""
-    if isinstance(value, dict):
-        items = [f"{as_python(name)}: {as_python(each)}" for name, each in value.items()]
-        if indent is None:
-            return f"{{{', '.join(items)}}}"
-        if not items:
-            return "{}"
-        space = " " * (indent + 4)
-        for i, (name, each) in enumerate(value.items()):
-            if isinstance(each, dict) and len(items[i]) > WIDTH:
-                items[i] = f"{as_python(name)}: {as_python(each, indent + 4)}"
-        return "".join(["{\n", *(f"{space}{item},\n" for item in items), " " * indent, "}"])
-    if isinstance(value, str) and not isinstance(value, Words):
-        return f'"{value}"'
-    if isinstance(value, list):
-        return f"[{', '.join(map(as_python, value))}]"
-    return f'float("{value}")' if value in (float("inf"), -float("inf")) else str(value)
 
 
 def of_transformers(where: str, seq_len: int | None) -> tuple[str, str]:

@@ -152,7 +152,7 @@ def widen(model: torch.nn.Module) -> None:
 
 
 def touch(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
-    """Give each weight that is whole here a gradient, if only zeros: what one rank does not use another may."""
+    """Give each whole weight a gradient, if only of zeros: another rank may use what this one does not."""
     zero = 0 * sum(p.flatten()[0] for p in module.parameters() if not isinstance(p, DTensor))
     return output + zero if isinstance(output, torch.Tensor) else (output[0] + zero, *output[1:])
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from gptscale.foresight.fit.configs import Words, as_python
+from gptscale.foresight.fit.python_text import Words, as_python
 from gptscale.foresight.fit.splits import BLOCK_CLASS, BLOCK_CLASSES, DTYPE, ENDS, OF_ENDS, SHARED, STYLES, TWIN, Split
 from gptscale.foresight.fit.subject import Subject
 from gptscale.foresight.fit.template import CHECK, PROGRAM, START

@@ -163,7 +163,7 @@ def pack_nothing(module: Any) -> None:
 
 
 def pass_over(*arguments: Any) -> None:
-    """Leave out the host's AdamW. The mock, if it is there, hears how many bytes it would pass over."""
+    """Leave out the host's AdamW, and tell the mock, if it is there, the bytes that it would read and write."""
     parameter = next(each for each in arguments if isinstance(each, torch.Tensor))
     if hasattr(mock := ctypes.CDLL(None), "mock_mark"):
         mock.mock_mark(f"host step {STEP_BYTES * parameter.numel()}".encode())

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -152,6 +154,9 @@ class RollCall:
     def _outcome(self, limit_s: float) -> dict[str, str] | Refusal | None:
         self._store.wait([OUTCOME], timedelta(seconds=limit_s))
         outcome = self._entry(OUTCOME)
+        if outcome is not None and threading.current_thread() is threading.main_thread():
+            # A launcher ends the others by SIGTERM when one refused rank has ended. Each says why first, and ends by itself.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         # Only now: rank 0 may end, and the store with it, when all have read.
         self._store.add(READ, 1)
         return outcome

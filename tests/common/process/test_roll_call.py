@@ -1,6 +1,7 @@
 """Ranks that are all alike go on after the roll call, and all others end at once with one line."""
 
 import json
+import signal
 import threading
 import time
 
@@ -43,6 +44,21 @@ def sign_all_in(*facts, timeout_s=200.0, refused=()):
         thread.join()
     assert time.monotonic() - began < 20
     return ended
+
+
+@pytest.fixture(autouse=True)
+def _sigterm_acts_again():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_refused_rank_says_why_before_it_can_be_ended():
+    store = dist.HashStore()
+    store.set("gptscale/roll call/start/outcome", json.dumps(Refusal(1, "", 2, "no", "in --data", "name")))
+    with pytest.raises(RefusedError):
+        RollCall(store, 1, 2).sign_in(FACTS, 1.0)
+    signal.raise_signal(signal.SIGTERM)
 
 
 def test_ranks_that_are_alike_go_on():

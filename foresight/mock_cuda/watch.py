@@ -350,7 +350,7 @@ class ProgramWatch:
         """Count a step, list the calls of the last, and end the program after it."""
         if self.in_engine or self.reported:
             return
-        passed = min(now - then for now, then in zip(_clocks(), self._step_began, strict=True))
+        passed = least_passed(self._step_began)
         self.owners.leave()
         self.owners.label_optimizer(optimizer)
         if id(optimizer) not in self.steps:
@@ -370,7 +370,7 @@ class ProgramWatch:
                 self.mock.mock_list(str(self.folder / "calls.tsv").encode())
                 self.mock.mock_mark(b"step begins")
                 self.recording = self.recorder.begin()
-            self._step_began = _clocks()
+            self._step_began = clocks()
         if min(self.steps.values()) >= self.last_step:
             self.end()
 
@@ -443,9 +443,14 @@ def _after(tell: Callable[[], None], original: Callable[..., Any]) -> Callable[.
     return reset
 
 
-def _clocks() -> tuple[float, float]:
+def clocks() -> tuple[float, float]:
     """Return the seconds of the wall's clock and of this process, in which it had a processor."""
     return time.monotonic(), time.process_time()
+
+
+def least_passed(since: tuple[float, float]) -> float:
+    """Return the seconds that have passed since by the clock by which they are fewer: others may have used the processor."""
+    return min(now - then for now, then in zip(clocks(), since, strict=True))
 
 
 def _own_bytes() -> int:

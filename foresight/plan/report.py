@@ -75,7 +75,7 @@ def notes(plan: WorkPlan) -> list[str]:
     if any(row.timing.grade == CONTENDED for row in plan.rows):
         lines.append("others used the processors meanwhile, so the order means little: plan again on a quiet machine")
     if any(row.timing.grade == Costs.grade for row in plan.rows):
-        lines.append("data sheet: no such device was measured; the times order splits, for a host that keeps up")
+        lines.append("data sheet: no such device was measured; the times order splits, for a host as fast as this one")
         lines += sources_of(cluster.device, cluster.links)
     lines += [f"left out: {name}: {why}" for name, why in plan.left_out.items()]
     return lines

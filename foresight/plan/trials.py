@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from gptscale.foresight.price.step_time import SPREAD, priced
 from gptscale.foresight.simulate.program import Simulation
 from gptscale.foresight.simulate.simulation import simulate
 
+# A step is bound by the host if it lasts so many times as long as with one that is always ahead.
+HOST_BOUND = 1.1
 # Micro-batches that are recorded without stages. Each one more lasts as long as the middle one of these.
 RECORDED = 3
 MEASURED, CONTENDED = "measured here", "measured here, contended"
@@ -36,7 +38,7 @@ def simulated(row: PlannedRow) -> Tried:
     batch: dict[str, Any] = {"grad_accum_steps": written, "global_batch_size": None}
     batch["micro_batch_size"] = run.batch.micro_batch_size
     config = dataclasses.replace(run.config, data="synthetic", **batch)
-    world: dict[str, Any] = {"world_size": cluster.ranks, "ranks_per_node": cluster.per_node, "times_host": False}
+    world: dict[str, Any] = {"world_size": cluster.ranks, "ranks_per_node": cluster.per_node}
     simulations = [
         simulate(run.recipe, config, row.candidate.config, device=cluster.device, rank=rank, **world)
         for rank in run.mesh.ranks("pp")
@@ -51,25 +53,27 @@ def tried(simulations: Sequence[Simulation], cluster: Cluster, precision: str, n
     if not recorded:
         return Tried(StepTime(float("inf"), 0.0, float("inf"), "no step was made"), memory)
     costs = cluster.costs(precision, simulations[0].facts["torch"])
-    replayed = replay(recorded, costs, dict.fromkeys(recorded, 0.0))
-    # Stages wait for each other, so that all have the same length but for the last messages.
-    slowest = max(replayed.values(), key=lambda step: step.step_s)
-    last = replayed[max(replayed)]
-    seconds = slowest.step_s + ((n - written) * one_more_s(last, written) if n > written else 0.0)
+    # A program that fit writes does not time its host.
+    hosts = {s.facts["rank"]: s.facts.get("host_s", 0.0) for s in simulations if s.recorded}
+    ahead, replayed = (replay(recorded, costs, host_s) for host_s in (dict.fromkeys(hosts, 0.0), hosts))
+    (least, _), (seconds, slowest) = (_whole(ranks, n, written) for ranks in (ahead, replayed))
     time = priced(slowest, slowest.step_s, costs, precision)
-    share = time.parts[time.bound] / slowest.step_s
-    return Tried(
-        StepTime(
-            seconds,
-            seconds / SPREAD,
-            seconds * SPREAD,
-            costs.grade,
-            f"{time.bound} ({share:.0%})",
-            time.mfu * slowest.step_s * n / written / seconds,
-        ),
-        memory,
-        replayed,
-    )
+    bound, share = time.bound, time.parts[time.bound] / slowest.step_s
+    if seconds > HOST_BOUND * least:
+        bound, share = "the host", 1 - least / seconds
+    mfu = time.mfu * slowest.step_s * n / written / seconds
+    timing = StepTime(seconds, least / SPREAD, seconds * SPREAD, costs.grade, f"{bound} ({share:.0%})", mfu)
+    return Tried(timing, memory, replayed)
+
+
+def _whole(replayed: Mapping[int, Replayed], n: int, written: int) -> tuple[float, Replayed]:
+    """Return the seconds of a step of `n` micro-batches, and its slowest rank's step of the `written` ones.
+
+    Stages wait for each other, so that all have the same length but for the last messages.
+    """
+    slowest = max(replayed.values(), key=lambda step: step.step_s)
+    more = (n - written) * one_more_s(replayed[max(replayed)], written) if n > written else 0.0
+    return slowest.step_s + more, slowest
 
 
 def one_more_s(step: Replayed, count: int) -> float:

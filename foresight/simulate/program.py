@@ -77,9 +77,9 @@ class ProgramTask:
 
     world: None for what its launcher says, or one. rank: a number or "last". host_limit: bytes of this machine's memory that it
     may take. no_weights, fake_batches, balanced_experts: see ProgramOptions. ends: after its last step, instead of by itself.
-    times_host: whether a recipe's own program goes on to time its host. folder: where it runs, None for the current one. keep: a
-    folder for what it leaves, for read_simulation. inbox: a folder for the objects that ranks send to those simulated after
-    them. torch_folder: of its interpreter's torch, None to look for it. start: what starts it.
+    folder: where it runs, None for the current one. keep: a folder for what it leaves, for read_simulation. inbox: a folder for
+    the objects that ranks send to those simulated after them. torch_folder: of its interpreter's torch, None to look for it.
+    start: what starts it.
     """
 
     command: Sequence[str]
@@ -95,7 +95,6 @@ class ProgramTask:
     fake_batches: bool = False
     balanced_experts: bool = False
     ends: bool = True
-    times_host: bool = True
     folder: Path | None = None
     keep: Path | None = None
     inbox: Path | None = None
@@ -207,7 +206,7 @@ def watched(task: ProgramTask, folder: Path, after_import: Mapping[str, Any] = A
     path, here = folder / "path", Path(boot.__file__).parent
     names = ("boot", "experts", "record", "stand_ins", "watch")
     processes.put_on_path(path, here / "on_path.py", [here / f"{name}.py" for name in names])
-    same = "steps world rank ends times_host no_weights fake_batches balanced_experts".split()
+    same = "steps world rank ends no_weights fake_batches balanced_experts".split()
     what = {name: getattr(task, name) for name in same} | {"folder": str(folder), "inbox": str(task.inbox or folder)}
     what |= {"deadline": time.time() + task.limit_s, "share": task.share_host_memory, "after_import": after_import}
     environ = processes.own_environment(path) | {boot.TASK: json.dumps(what)}

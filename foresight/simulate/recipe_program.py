@@ -9,7 +9,6 @@ import dataclasses
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -26,7 +25,7 @@ from gptscale.common.process.world import World
 from gptscale.common.train import train
 from gptscale.foresight.mock_cuda.boot import TASK, refuse
 from gptscale.foresight.mock_cuda.host import know_what_peers_send, leave_out, lone_group
-from gptscale.foresight.mock_cuda.watch import RECIPE_FACTS
+from gptscale.foresight.mock_cuda.watch import RECIPE_FACTS, clocks, least_passed
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import ReadyRun, preflight
 from gptscale.recipes import get
@@ -69,11 +68,11 @@ def main(argv: list[str]) -> None:
             refuse(error.what, error.fix, error.where)
         share_cores()
         ready.run.config.out.mkdir(parents=True, exist_ok=True)
-        (folder / RECIPE_FACTS).write_text(json.dumps(_train(ready, task["steps"], task["times_host"])))
+        (folder / RECIPE_FACTS).write_text(json.dumps(_train(ready, task["steps"])))
 
 
-def _train(ready: ReadyRun, steps: int, times_host: bool) -> dict[str, object]:
-    """Train, and return the bytes of state that the engine holds, and the host's seconds for a step, 0 if not timed."""
+def _train(ready: ReadyRun, steps: int) -> dict[str, object]:
+    """Train, and return the bytes of state that the engine holds, and the host's seconds for a step."""
     run = ready.run
     with ExitStack() as stack:
         stack.enter_context(lone_group(run.world) if get(run.recipe).axes else nullcontext())
@@ -87,7 +86,7 @@ def _train(ready: ReadyRun, steps: int, times_host: bool) -> dict[str, object]:
         state = engine.live_state()
         return {
             "state": state and dataclasses.asdict(state),
-            "host_s": _issue_time_s(engine, data, steps) if times_host else 0.0,
+            "host_s": _issue_time_s(engine, data, steps),
         }
 
 
@@ -95,9 +94,9 @@ def _issue_time_s(engine: Engine, data: Prefetcher, begin: int) -> float:
     """Return the least seconds that the host needs to ask for a step: a device that is faster has to wait for it."""
     times_s = []
     for step in range(begin, begin + TIMED_STEPS):
-        batch, began = data.get(step), time.perf_counter()
+        batch, began = data.get(step), clocks()
         engine.train_step(batch, 1e-4)
-        times_s.append(time.perf_counter() - began)
+        times_s.append(least_passed(began))
         if sum(times_s) > TIMED_S:
             break
     return min(times_s)

@@ -41,12 +41,11 @@ def simulate(
     rank: int,
     world_size: int,
     ranks_per_node: int,
-    times_host: bool = True,
 ) -> Simulation:
     """Run `rank` of a world of `world_size` under the mock, and return what it needs.
 
-    device: a name of common/measure/gpus.csv. times_host: further steps say how long a host needs to ask for one. Raises
-    ConfigError if the run is refused, and GptscaleError if it fails under the mock.
+    device: a name of common/measure/gpus.csv. Raises ConfigError if the run is refused, and GptscaleError if it fails under the
+    mock.
     """
     environment = get(recipe).environment
     config = dataclasses.replace(config, device="cuda", tensorboard=False, run_name=None)
@@ -62,7 +61,6 @@ def simulate(
             LIMIT_S,
             ends=False,
             keep=Path(left),
-            times_host=times_host,
             torch_folder=torch_folder_of(environment),
         )
         try:

@@ -67,7 +67,7 @@ def run(recipe, *words):
 
 def simulate(folder, *words):
     task = {"folder": folder, "steps": 2, "share": True, "ends": False, "inbox": folder}
-    task |= {"balanced_experts": False, "times_host": False}
+    task |= {"balanced_experts": False}
     os.environ[boot.TASK] = json.dumps(task)
     boot.begin(torch)
     watch.begin(torch)

@@ -9,6 +9,7 @@ from gptscale.foresight.plan.question import cpu_cluster, gpu_cluster
 from gptscale.foresight.plan.rows import PlannedRow, places_of
 from gptscale.foresight.plan.trials import CONTENDED, MEASURED, RECORDED, measured, simulated
 from gptscale.foresight.price.picture import letters
+from gptscale.foresight.simulate.simulation import simulate
 
 pytestmark = pytest.mark.slow
 WORK = {"model": "tiny", "n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 1024, "seq_len": 64}
@@ -27,9 +28,38 @@ def row_of(resolver, recipe, batch, micro_batches):
     return next(row for row in rows if row.candidate.run.batch.grad_accum_steps == micro_batches)
 
 
+@pytest.fixture
+def host(monkeypatch):
+    """Return a function that says how long the host takes to ask for a step."""
+
+    def takes(seconds):
+        def timed(*arguments, **options):
+            simulation = simulate(*arguments, **options)
+            simulation.facts["host_s"] = seconds
+            return simulation
+
+        monkeypatch.setattr("gptscale.foresight.plan.trials.simulate", timed)
+
+    return takes
+
+
+def test_a_step_takes_as_long_as_its_host_asks_for_it(resolver, host):
+    row = row_of(resolver, "fsdp", batch=10, micro_batches=5)
+    host(0.0)
+    ahead = simulated(row).timing
+    host(RECORDED * 0.2)
+    slow = simulated(row).timing
+    # The optimizer, which the host asks for once a step, has a part of it.
+    assert 4 * 0.2 < slow.seconds < 5 * 0.2 + ahead.seconds
+    assert slow.bound_by == "the host (100%)"
+    assert slow.low == ahead.low
+    assert slow.mfu * slow.seconds == pytest.approx(ahead.mfu * ahead.seconds)
+
+
 @pytest.mark.parametrize(("recipe", "off"), [("fsdp", 1e-3), ("zero1", 0.03)])
-def test_micro_batches_that_are_not_recorded_lie_on_a_straight_line(resolver, monkeypatch, recipe, off):
+def test_micro_batches_that_are_not_recorded_lie_on_a_straight_line(resolver, monkeypatch, host, recipe, off):
     """The memory and time of five micro-batches, told by three of them, and with all five recorded."""
+    host(0.0)
     row = row_of(resolver, recipe, batch=10, micro_batches=5)
     short = simulated(row)
     monkeypatch.setattr("gptscale.foresight.plan.trials.RECORDED", 5)
@@ -42,7 +72,8 @@ def test_micro_batches_that_are_not_recorded_lie_on_a_straight_line(resolver, mo
     assert len(short.replayed[0].forwards()) == RECORDED
 
 
-def test_the_stages_of_a_pipeline_are_replayed_together(resolver):
+def test_the_stages_of_a_pipeline_are_replayed_together(resolver, host):
+    host(0.0)
     row = row_of(resolver, "pipeline", batch=4, micro_batches=4)
     told = simulated(row)
     assert {*told.replayed} == {0, 1}

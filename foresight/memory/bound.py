@@ -198,7 +198,8 @@ def _rows(run: Run, config: RecipeConfig) -> Held:
         padded += rows * row
         own.append(max(0, min(rows, shape[0] - shard * rows)) * row)
     n, state = numel(all_shapes(run, config)), moments(run, config, own)
-    block = (n - root) // n_blocks
+    # The last stage may hold the head alone.
+    block = (n - root) // max(1, n_blocks)
     at_once = n_blocks if not getattr(config, "reshard_after_forward", True) else min(2, n_blocks)
     # beside blocks that are gathered, one whose gradients are reduced in fp32
     gathered = c * (root + at_once * block) + 4.0 * block

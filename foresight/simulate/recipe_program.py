@@ -84,10 +84,7 @@ def _train(ready: ReadyRun, steps: int) -> dict[str, object]:
         data = stack.enter_context(Prefetcher(batches, run.world.device))
         train(engine, data, Unobserved(), lr_at=run.lr_at, start=0, steps=steps)
         state = engine.live_state()
-        return {
-            "state": state and dataclasses.asdict(state),
-            "host_s": _issue_time_s(engine, data, steps),
-        }
+        return {"state": state and dataclasses.asdict(state), "host_s": _issue_time_s(engine, data, steps)}
 
 
 def _issue_time_s(engine: Engine, data: Prefetcher, begin: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from gptscale.foresight.mock_cuda.devices import device_named
 from gptscale.foresight.mock_cuda.watch import GRADIENT, PARAMETER, STATE
 from gptscale.foresight.simulate.answer import as_json, print_memory, print_times, print_verdict, save_picture, times_of
 from gptscale.foresight.simulate.processes import ProgramError, print_error
-from gptscale.foresight.simulate.program import ProgramTask, Simulation, run_program
+from gptscale.foresight.simulate.program import ProgramTask, Simulation, WaitsError, run_program
 from gptscale.results.record.files import export
 from gptscale.results.render import console
 
@@ -139,15 +140,27 @@ def simulate_program(words: Sequence[str], command: Sequence[str]) -> int:
 
 
 def _ranks(options: ProgramOptions, command: Sequence[str]) -> Iterator[Simulation]:
-    """Yield the simulation of each rank that is asked for."""
-    waiting, done = options.ranks(), set[str]()
+    """Yield the simulation of each rank that is asked for.
+
+    Where a rank has several stages, the first may wait for the last. It is simulated again when others have sent more.
+    """
+    waiting, done, met = options.ranks(), set[str](), dict[str, int]()
     with tempfile.TemporaryDirectory(prefix="gptscale-inbox-") as inbox:
         while waiting:
             rank = waiting.pop(0)
-            done.add(rank)
-            with console(stderr=True).status(f"rank {rank} of {' '.join(command)[:60]}"):
-                simulation = options.simulate(command, rank, inbox=Path(inbox))
+            sent = len(os.listdir(inbox))
+            try:
+                with console(stderr=True).status(f"rank {rank} of {' '.join(command)[:60]}"):
+                    simulation = options.simulate(command, rank, inbox=Path(inbox))
+            except WaitsError as error:
+                if options.rank != ALL_STAGES or met.get(rank) == sent:
+                    raise
+                met[rank] = sent
+                known = (*done, *met, *waiting)
+                waiting = [*(peer for peer in map(str, error.sends_to) if peer not in known), *waiting, rank]
+                continue
             yield simulation
+            done.add(rank)
             if options.rank == ALL_STAGES:
                 waiting += [peer for peer in map(str, simulation.facts["sends_to"]) if peer not in (*done, *waiting)]
 

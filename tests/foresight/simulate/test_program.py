@@ -104,6 +104,17 @@ def test_the_stages_of_a_pipeline_are_found_by_what_they_send(simulate):
 
 
 @pytest.mark.slow
+def test_ranks_with_two_stages_each_wait_for_each_other(simulate):
+    """The first rank waits for what the last one's first stage sends, and makes its steps when that has been simulated."""
+    words = [*TORCHRUN, "--nproc-per-node", "2", PROGRAMS / "pipeline.py", "2"]
+    status, ranks, _ = simulate(*words, options=["--rank", "all-stages", "--steps", "2"])
+    assert (status, [rank["rank"] for rank in ranks]) == (0, [0, 1])
+    assert [sorted(rank["sends_to"]) for rank in ranks] == [[1], [0]]
+    steps_s = [rank["time"]["step_s"] for rank in ranks]
+    assert max(steps_s) < 1.2 * min(steps_s)
+
+
+@pytest.mark.slow
 def test_a_program_that_does_not_fit_has_a_status_of_its_own(simulate, script):
     file = script(STEP.replace("64, 64", "20000, 20000") + "step()")
     status, (rank,), printed = simulate(sys.executable, file, options=["--memory-gib", "1"])

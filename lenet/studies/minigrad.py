@@ -96,15 +96,14 @@ class MinigradOptions(StudyFiles):
 
     def pooling(self, pool_backward: PoolBackward) -> PoolBackward:
         """Return the implementation of `pool_backward` on this machine, or raise ConfigError if it cannot run here."""
-        from gptscale.ops import registry as library
+        from gptscale.ops import max_pool, registry
 
         if pool_backward == "auto":
-            return "triton" if self.place.type == "cuda" else "cpp" if library.ready() else "python"
-        if pool_backward not in LOOPS:
-            try:
-                library.require(pool_backward, self.place)
-            except ValueError as error:
-                raise ConfigError(str(error), "in --pool-backward", "use auto, or python") from None
+            return "triton" if self.place.type == "cuda" else "cpp" if registry.ready() else "python"
+        try:
+            registry.chosen(max_pool.BACKWARD, pool_backward, self.place)
+        except ValueError as error:
+            raise ConfigError(str(error), "in --pool-backward", "use auto, or python") from None
         return pool_backward
 
 

@@ -144,14 +144,14 @@ def test_the_command_trains_times_and_writes(
 
 def test_the_loops_train_to_the_same_rows(small_mnist: Path, tmp_path: Path) -> None:
     rows = {}
-    for name in ("loop", "windows", "auto"):
+    for name in ("loop", "windows", "python", "auto"):
         csv = tmp_path / f"{name}.csv"
         words = f"lenet minigrad --data {small_mnist} --out {tmp_path} --model LeNet --epochs 1 --batch-size 16 "
         words += f"--train-samples 48 --timed-steps 0 --pool-backward {name} --csv {csv}"
         assert main(words.split()) == 0
         rows[name] = pd.read_csv(csv)
     columns = list(("model", "epoch", "train_loss", "train_err", "test_loss", "test_err", "epoch_time_s")[1:6])
-    for name in ("loop", "windows"):
+    for name in ("loop", "windows", "python"):
         pd.testing.assert_frame_equal(rows[name][columns], rows["auto"][columns], rtol=1e-4)
         assert list(rows[name].pool_backward) == [name]
 

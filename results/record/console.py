@@ -19,12 +19,11 @@ LOG_EVERY = 10
 class Bar:
     """A progress bar on a terminal, with lines above it.
 
-    In a log file there are only the lines. quiet: print neither.
+    In a log file there are only the lines.
     """
 
-    def __init__(self, name: str, steps: int, quiet: bool = False) -> None:
-        self._quiet = quiet
-        self._progress = None if quiet else _progress_on_a_terminal()
+    def __init__(self, name: str, steps: int) -> None:
+        self._progress = _progress_on_a_terminal()
         if self._progress:
             self._task = self._progress.add_task(name, total=steps)
             self._progress.start()
@@ -42,7 +41,7 @@ class Bar:
         """Print one line, above the bar if there is one."""
         if self._progress:
             self._progress.console.print(line, highlight=False, markup=False)
-        elif not self._quiet:
+        else:
             print(line, flush=True)
 
     def close(self) -> None:

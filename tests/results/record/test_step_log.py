@@ -1,7 +1,5 @@
 """A run's own CSV has each step once and only whole rows, whatever the disk did to it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

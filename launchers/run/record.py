@@ -244,7 +244,7 @@ class RunRecord:
             # Only a run on GPUs is sampled.
             from gptscale.results.record.usage import over_ranks
 
-            row["gpu_util_percent"] = over_ranks(of_gpus)["gpu_util_percent"]
+            row["gpu_util_percent"] = over_ranks(of_gpus).get("gpu_util_percent")
         return row
 
     def run_evidence(

@@ -153,7 +153,7 @@ class RunRecord:
         if (recorder := self.recorder) is None:
             return {}
         row: dict[str, Any] = {name: getattr(recorder, name) for name in OF_LOSS}
-        row |= dataclasses.asdict(recorder.speed())
+        row |= recorder.speed()
         row |= {"skipped_spikes": recorder.spikes.skipped(), "train_time_s": recorder.train_time_s}
         slow = recorder.slow_ranks
         return row | ({"slowest_rank": slow.rank, "slowest_rank_ratio": slow.ratio} if slow else {})

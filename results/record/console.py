@@ -59,10 +59,10 @@ class StepLines:
 
     def __init__(self, name: str, steps: int, tokens_per_step: int, second_step: Speed) -> None:
         self._steps, self._tokens_per_step = steps, tokens_per_step
-        fp8 = second_step.fp8_tflops_per_device is not None
+        fp8 = "fp8_tflops_per_device" in second_step
         self._kind, self._share = ("fp8 ", "mixed peak") if fp8 else ("", "MFU")
-        self._tflops = second_step.fp8_tflops_per_device or second_step.tflops_per_device or 0.0
-        self._utilisation = second_step.fp8_mixed_utilisation if fp8 else second_step.mfu
+        self._tflops = second_step["fp8_tflops_per_device" if fp8 else "tflops_per_device"] or 0.0
+        self._utilisation = second_step["fp8_mixed_utilisation" if fp8 else "mfu"]
         self._bar = Bar(name, steps)
         self._has_said = False
 

@@ -65,7 +65,8 @@ def read_rows(files: str, study: str) -> MeasuredRows:
 
     Raises ConfigError for a file without rows of `study`.
     """
-    runs, details = [], {kind: [] for kind in DETAILS}
+    runs: list[pd.DataFrame] = []
+    details: dict[str, list[pd.DataFrame]] = {kind: [] for kind in DETAILS}
     for file in map(Path, files.split(",")):
         frame = read_summary(file)
         if frame.empty or not (frame.study == study).all():

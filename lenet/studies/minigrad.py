@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import check_ranges
 from gptscale.common.settings.command_line import parse
-from gptscale.lenet.studies.study import Lines, StudyFiles, finish
+from gptscale.lenet.comparison.tables import Lines, finish
+from gptscale.lenet.studies.study import StudyFiles
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,7 +137,8 @@ def main(argv: Sequence[str]) -> int:
         pages += timed_operations(options, digits)
         written += [_operations_csv(options.csv)] if options.csv else []
     heading = title(options, digits)
-    finish("minigrad", options, pages, [], lambda path: report.draw(path, runs, reported, heading), written)
+    png = options.picture("minigrad")
+    finish(pages, [], options.md, png, lambda path: report.draw(path, runs, reported, heading), written)
     return 0
 
 

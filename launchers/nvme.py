@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,17 +23,10 @@ WEIGHT_BYTES = 2
 SQUARE = 1024
 
 
-@dataclass(frozen=True)
-class DiskSpeed:
-    """The GiB/s through DeepSpeed's aio_handle, with O_DIRECT where the file system has it."""
+def measure(folder: Path) -> dict[str, float]:
+    """Write and read 1 GiB in files that are deleted again, and return the GiB/s of both.
 
-    read_gib_per_s: float
-    write_gib_per_s: float
-
-
-def measure(folder: Path) -> DiskSpeed:
-    """Write and read 1 GiB in files that are deleted again, and return the speed of both.
-
+    They are read and written through DeepSpeed's aio_handle, with O_DIRECT where the file system has it.
     Raises ConfigError for a folder that is missing, not writable or too full, or when async_io is not compiled.
     """
     check_folder(folder, FILE_BYTES * N_FILES)
@@ -62,7 +54,7 @@ def measure(folder: Path) -> DiskSpeed:
         for file in files:
             file.unlink(missing_ok=True)
     gib = FILE_BYTES * N_FILES / 2**30
-    return DiskSpeed(gib / read_s, gib / written_s)
+    return {"read_gib_per_s": gib / read_s, "write_gib_per_s": gib / written_s}
 
 
 def gemm_tflops(device: torch.device) -> float:
@@ -78,15 +70,15 @@ def matmul_rate(dtype: torch.dtype, device: torch.device) -> float:
     return 2 * side**3 / statistics.median(timed(lambda: a @ b, 1, device) for _ in range(9)) / 1e9
 
 
-def verdict(gpt: ModelConfig, disk: DiskSpeed, tflops: float) -> str:
+def verdict(gpt: ModelConfig, disk: dict[str, float], tflops: float) -> str:
     """Return in words how many tokens an optimizer step needs on this machine so that it does not wait for the disk.
 
     With b bytes of a weight, a step reads optimizer state, gradients and twice the weights, (12 + 4 + 2b) N bytes, and writes
     them once, (12 + 4 + b) N bytes (ZeRO-Infinity, arXiv 2104.07857, section 4, with one micro-batch).
     """
     n = gpt.n_params_in_memory
-    read_s = (16 + 2 * WEIGHT_BYTES) * n / 2**30 / disk.read_gib_per_s
-    write_s = (16 + WEIGHT_BYTES) * n / 2**30 / disk.write_gib_per_s
+    read_s = (16 + 2 * WEIGHT_BYTES) * n / 2**30 / disk["read_gib_per_s"]
+    write_s = (16 + WEIGHT_BYTES) * n / 2**30 / disk["write_gib_per_s"]
     tokens = (read_s + write_s) * tflops * 1e12 / model_flops_per_token(gpt, gpt.block_size)
     gib = (32 + 3 * WEIGHT_BYTES) * n / 2**30
     moved = f"a step of zero_infinity on one device moves {gib:,.0f} GiB in {read_s + write_s:,.1f} s"

@@ -21,8 +21,6 @@ from torch import Tensor
 from gptscale.ops import registry
 from gptscale.ops.arguments import check_like, check_shape, check_tensor
 from gptscale.ops.conv_python import (
-    ConvBiasReluBackwardFunction,
-    ConvBiasReluFunction,
     Needs,
     backward_formula,
     convolution_backward,
@@ -72,12 +70,7 @@ def conv_bias_relu(
         except (AttributeError, RuntimeError, TypeError, ValueError):
             pass
     geometry = _check(x, weight, bias, stride, padding, dilation, groups)
-    if implementation == "python":
-        x, weight, bias = _autocast(x, weight, bias)
-        y = ConvBiasReluFunction.apply(x, weight, bias, *geometry)  # type: ignore[no-untyped-call]
-    else:
-        registry.require(implementation, x.device)
-        y = torch.ops.gptscale.conv_bias_relu(x, weight, bias, *geometry)
+    y = registry.chosen("conv_bias_relu", implementation, x.device)(x, weight, bias, *geometry)
     return y
 
 
@@ -118,12 +111,8 @@ def conv_bias_relu_backward(
         check_shape(name, tensor, shape, f"the output's, for x {tuple(x.shape)}")
     if not isinstance(needs, (tuple, list)) or len(needs) != 3 or not all(isinstance(n, bool) for n in needs):
         raise TypeError(f"needs: three bools expected (for x, weight, bias), not {needs!r}")
-    if implementation == "python":
-        function: Any = ConvBiasReluBackwardFunction
-        gradients = function.apply(grad, y, x, weight, *geometry, tuple(needs))
-    else:
-        registry.require(implementation, x.device)
-        gradients = torch.ops.gptscale.conv_bias_relu_backward(grad, y, x, weight, *geometry, needs)
+    operator = registry.chosen("conv_bias_relu_backward", implementation, x.device)
+    gradients = operator(grad, y, x, weight, *geometry, needs)
     to_x, to_weight, to_bias = (g if needed else None for g, needed in zip(gradients, needs, strict=True))
     return to_x, to_weight, to_bias
 
@@ -170,13 +159,8 @@ def _geometry(
     return *geometry, groups
 
 
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Cast the tensors as torch's own conv2d does: to autocast's precision where it is enabled, except fp64."""
-    device = tensors[0].device.type
-    return _cast(torch.get_autocast_dtype(device), *tensors) if torch.is_autocast_enabled(device) else tensors
-
-
 def _cast(dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Cast the tensors as torch's own conv2d does under autocast, all but fp64."""
     return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
 
 
@@ -201,9 +185,9 @@ def _fake_backward(
     return none if to_x is None else to_x, none if to_weight is None else to_weight, to_bias
 
 
-def _formula(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _formula(named: Any, ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     needs = list(ctx.needs_input_grad[:3])
-    gradients = torch.ops.gptscale.conv_bias_relu_backward(grad, *ctx.saved_tensors, *ctx.geometry, needs)
+    gradients = named("conv_bias_relu_backward")(grad, *ctx.saved_tensors, *ctx.geometry, needs)
     return *(g if needed else None for g, needed in zip(gradients, needs, strict=True)), None, None, None, None
 
 
@@ -211,7 +195,7 @@ registry.define(
     "conv_bias_relu(Tensor x, Tensor weight, Tensor bias, int[2] stride, int[2] padding, int[2] dilation, int groups)"
     " -> Tensor",
     fake=_fake,
-    python=python_conv_bias_relu,
+    python={"python": python_conv_bias_relu},
     cuda="gptscale.ops.conv_triton",
     setup_context=save_forward,
     backward=_formula,
@@ -221,7 +205,7 @@ registry.define(
     "conv_bias_relu_backward(Tensor grad, Tensor y, Tensor x, Tensor weight, int[2] stride, int[2] padding,"
     " int[2] dilation, int groups, bool[3] needs) -> (Tensor, Tensor, Tensor)",
     fake=_fake_backward,
-    python=python_conv_bias_relu_backward,
+    python={"python": python_conv_bias_relu_backward},
     cuda="gptscale.ops.conv_triton",
     setup_context=save_backward,
     backward=backward_formula,

@@ -98,44 +98,9 @@ def save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(*tensors)
 
 
-def backward_formula(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
+def backward_formula(named: Any, ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
     """Differentiate the backward, for torch.library: the second derivative of the operator."""
     needed_upstream = [g if needed else None for g, needed in zip(upstream, ctx.needs, strict=True)]
     grad, y, x, weight = ctx.saved_tensors
     to_grad, to_x, to_weight = double_backward(needed_upstream, grad, y, x, weight, ctx.geometry)
     return to_grad, None, to_x, to_weight, None, None, None, None, None
-
-
-class ConvBiasReluFunction(torch.autograd.Function):
-    """The operator with its derivative written by hand.
-
-    The derivative is a Function too, so that it has a derivative itself.
-    """
-
-    @staticmethod
-    def forward(
-        x: Tensor, weight: Tensor, bias: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int
-    ) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
-            return python_conv_bias_relu(x, weight, bias, stride, padding, dilation, groups)
-
-    setup_context = staticmethod(save_forward)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        needs = tuple(ctx.needs_input_grad[:3])
-        function: Any = ConvBiasReluBackwardFunction
-        gradients = function.apply(grad, *ctx.saved_tensors, *ctx.geometry, needs)
-        return *(g if needed else None for g, needed in zip(gradients, needs, strict=True)), None, None, None, None
-
-
-class ConvBiasReluBackwardFunction(torch.autograd.Function):
-    """The derivative of the operator, the gradients of x, weight and bias, with its own derivative."""
-
-    forward = staticmethod(python_conv_bias_relu_backward)
-    backward = staticmethod(backward_formula)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.set_materialize_grads(False)
-        save_backward(ctx, inputs, output)

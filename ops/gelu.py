@@ -40,10 +40,7 @@ def gelu(x: Tensor, approximate: Approximate = "erf", implementation: str = "aut
     """
     check_tensor("x", x)
     _check_approximate(approximate)
-    if implementation == "python":
-        return _apply(GeluFunction, x, approximate)
-    registry.require(implementation, x.device)
-    result: Tensor = torch.ops.gptscale.gelu(x, approximate)
+    result: Tensor = registry.chosen("gelu", implementation, x.device)(x, approximate)
     return result
 
 
@@ -58,10 +55,7 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: Approximate = "erf", impleme
         raise ValueError("x: shape (..., n) expected, not ()")
     check_shape("bias", bias, (x.shape[-1],), f"the last of x's {tuple(x.shape)}")
     _check_approximate(approximate)
-    if implementation == "python":
-        return _apply(BiasGeluFunction, x, bias, approximate)
-    registry.require(implementation, x.device)
-    result: Tensor = torch.ops.gptscale.bias_gelu(x, bias, approximate)
+    result: Tensor = registry.chosen("bias_gelu", implementation, x.device)(x, bias, approximate)
     return result
 
 
@@ -70,7 +64,7 @@ def _check_approximate(approximate: str) -> None:
         raise ValueError(f"approximate: erf, tanh or sigmoid expected, not {approximate!r}")
 
 
-# --- In Python: the formulas, and their registration with autograd as in a textbook
+# --- In Python: the formulas
 
 
 def p(x: Tensor, approximate: str) -> Tensor:
@@ -139,52 +133,6 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(*tensors)
 
 
-class GeluFunction(torch.autograd.Function):
-    """f with its derivative written by hand.
-
-    The derivative is a Function too, so that it has a derivative itself.
-    """
-
-    forward = staticmethod(python_gelu)
-    setup_context = staticmethod(_save)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (x,) = ctx.saved_tensors
-        return _apply(GeluBackwardFunction, grad, x, ctx.approximate), None
-
-
-class GeluBackwardFunction(torch.autograd.Function):
-    """The derivative of GELU, grad f'(x), with its own derivative."""
-
-    forward = staticmethod(python_gelu_backward)
-    setup_context = staticmethod(_save)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
-        grad, x = ctx.saved_tensors
-        to_grad = _apply(GeluBackwardFunction, upstream, x, ctx.approximate)
-        return to_grad, python_gelu_double_backward(upstream, grad, x, ctx.approximate), None
-
-
-class BiasGeluFunction(torch.autograd.Function):
-    """f(x + bias) with its derivative, which bias sums over the rows that it was added to."""
-
-    forward = staticmethod(python_bias_gelu)
-    setup_context = staticmethod(_save)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, bias = ctx.saved_tensors
-        to_x = _apply(GeluBackwardFunction, _wide(grad), _wide(x) + _wide(bias), ctx.approximate)
-        return to_x.to(x.dtype), to_x.reshape(-1, bias.numel()).sum(0).to(bias.dtype), None
-
-
-def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
-    result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
-    return result
-
-
 # --- Registration with torch.library
 
 
@@ -196,33 +144,33 @@ def _fake_rows_backward(grad: Tensor, x: Tensor, bias: Tensor, approximate: str)
     return torch.empty_like(x, memory_format=torch.contiguous_format), bias.new_empty(bias.shape)
 
 
-def _gelu_formula(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _gelu_formula(named: Any, ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     (x,) = ctx.saved_tensors
-    return torch.ops.gptscale.gelu_backward(grad, x, ctx.approximate), None
+    return named("gelu_backward")(grad, x, ctx.approximate), None
 
 
-def _gelu_backward_formula(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
+def _gelu_backward_formula(named: Any, ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
     grad, x = ctx.saved_tensors
-    to_grad = torch.ops.gptscale.gelu_backward(upstream, x, ctx.approximate)
+    to_grad = named("gelu_backward")(upstream, x, ctx.approximate)
     return to_grad, python_gelu_double_backward(upstream, grad, x, ctx.approximate), None
 
 
-def _bias_gelu_formula(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    return (*torch.ops.gptscale.bias_gelu_backward(grad, *ctx.saved_tensors, ctx.approximate), None)
+def _bias_gelu_formula(named: Any, ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    return (*named("bias_gelu_backward")(grad, *ctx.saved_tensors, ctx.approximate), None)
 
 
-def _bias_gelu_backward_formula(ctx: Any, upstream_x: Tensor, upstream_bias: Tensor) -> tuple[Any, ...]:
+def _bias_gelu_backward_formula(named: Any, ctx: Any, upstream_x: Tensor, upstream_bias: Tensor) -> tuple[Any, ...]:
     grad, x, bias = ctx.saved_tensors
     upstream, at = upstream_x + upstream_bias, x + bias
     to_x = python_gelu_double_backward(upstream, grad, at, ctx.approximate)
-    to_grad = torch.ops.gptscale.gelu_backward(upstream, at, ctx.approximate)
+    to_grad = named("gelu_backward")(upstream, at, ctx.approximate)
     return to_grad, to_x, to_x.reshape(-1, bias.numel()).sum(0), None
 
 
 registry.define(
     "gelu(Tensor x, str approximate) -> Tensor",
     fake=lambda x, approximate: torch.empty_like(x),
-    python=lambda x, approximate: torch.empty_like(x).copy_(python_gelu(x, approximate)),
+    python={"python": lambda x, approximate: torch.empty_like(x).copy_(python_gelu(x, approximate))},
     cuda="gptscale.ops.gelu_triton",
     setup_context=_save,
     backward=_gelu_formula,
@@ -230,7 +178,7 @@ registry.define(
 registry.define(
     "gelu_backward(Tensor grad, Tensor x, str approximate) -> Tensor",
     fake=lambda grad, x, approximate: torch.empty_like(x),
-    python=lambda grad, x, approximate: torch.empty_like(x).copy_(python_gelu_backward(grad, x, approximate)),
+    python={"python": lambda grad, x, a: torch.empty_like(x).copy_(python_gelu_backward(grad, x, a))},
     cuda="gptscale.ops.gelu_triton",
     setup_context=_save,
     backward=_gelu_backward_formula,
@@ -238,7 +186,7 @@ registry.define(
 registry.define(
     "bias_gelu(Tensor x, Tensor bias, str approximate) -> Tensor",
     fake=_fake_rows,
-    python=lambda x, bias, approximate: python_bias_gelu(x.contiguous(), bias, approximate),
+    python={"python": lambda x, bias, approximate: python_bias_gelu(x.contiguous(), bias, approximate)},
     cuda="gptscale.ops.gelu_triton",
     setup_context=_save,
     backward=_bias_gelu_formula,
@@ -247,7 +195,7 @@ registry.define(
 registry.define(
     "bias_gelu_backward(Tensor grad, Tensor x, Tensor bias, str approximate) -> (Tensor, Tensor)",
     fake=_fake_rows_backward,
-    python=lambda grad, x, bias, approximate: python_bias_gelu_backward(grad, x.contiguous(), bias, approximate),
+    python={"python": lambda grad, x, bias, a: python_bias_gelu_backward(grad, x.contiguous(), bias, a)},
     cuda="gptscale.ops.gelu_triton",
     setup_context=_save,
     backward=_bias_gelu_backward_formula,

@@ -18,19 +18,12 @@ from torch import Tensor
 
 from gptscale.ops import registry
 from gptscale.ops.arguments import check_tensor
-from gptscale.ops.max_pool_python import (
-    MaxPoolBackwardFunction,
-    MaxPoolFunction,
-    new,
-    python_max_pool2d,
-    python_max_pool2d_backward,
-    select,
-)
+from gptscale.ops.max_pool_python import BACKWARDS, FORWARDS, new, select
 from gptscale.ops.windows import Pair, pair, windows_over
 
-IN_PYTHON = ("loop", "windows", "python")
 # elements, because offsets are int8
 MAX_WINDOW = 127
+BACKWARD = "max_pool2d_backward"
 
 
 def max_pool2d(
@@ -74,11 +67,7 @@ def max_pool2d_with_offsets(
     if x.shape[-2] < 1 or x.shape[-1] < 1 or out_height < 1 or out_width < 1:
         raise ValueError(f"x: {tuple(x.shape)} is too small for windows of {geometry[0]} (dilation {geometry[3]})")
     y: Tensor
-    if implementation in IN_PYTHON:
-        y, offsets = MaxPoolFunction.apply(x, *geometry, ceil_mode, implementation)  # type: ignore[no-untyped-call]
-    else:
-        registry.require(implementation, x.device, IN_PYTHON)
-        y, offsets = torch.ops.gptscale.max_pool2d(x, *geometry, ceil_mode)
+    y, offsets = registry.chosen("max_pool2d", implementation, x.device)(x, *geometry, ceil_mode)
     return y, offsets
 
 
@@ -101,13 +90,8 @@ def max_pool2d_backward(
     geometry = _geometry(kernel_size, stride, padding, dilation)
     input_size = tuple(input_size)
     _check_offsets(grad, offsets, input_size, geometry)
-    result: Tensor
-    if implementation in IN_PYTHON:
-        function: Any = MaxPoolBackwardFunction
-        result = function.apply(grad, offsets, input_size, *geometry, implementation)
-    else:
-        registry.require(implementation, grad.device, IN_PYTHON)
-        result = torch.ops.gptscale.max_pool2d_backward(grad, offsets, input_size, *geometry)
+    operator = registry.chosen(BACKWARD, implementation, grad.device)
+    result: Tensor = operator(grad, offsets, input_size, *geometry)
     return result
 
 
@@ -156,9 +140,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(output[1])
 
 
-def _formula(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+def _formula(named: Any, ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     (offsets,) = ctx.saved_tensors
-    to_x = torch.ops.gptscale.max_pool2d_backward(grad, offsets, ctx.input_size, *ctx.geometry)
+    to_x = named(BACKWARD)(grad, offsets, ctx.input_size, *ctx.geometry)
     return to_x, *[None] * 5
 
 
@@ -167,7 +151,7 @@ def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(offsets)
 
 
-def _backward_formula(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
+def _backward_formula(named: Any, ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
     return select(upstream, ctx.saved_tensors[0], *ctx.geometry), None, None, None, None, None, None
 
 
@@ -175,16 +159,16 @@ registry.define(
     "max_pool2d(Tensor x, int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode)"
     " -> (Tensor, Tensor)",
     fake=_fake,
-    python=python_max_pool2d,
+    python=FORWARDS,
     cuda="gptscale.ops.max_pool_triton",
     setup_context=_save,
     backward=_formula,
 )
 registry.define(
-    "max_pool2d_backward(Tensor grad, Tensor offsets, SymInt[] input_size, int[2] kernel_size, int[2] stride,"
+    f"{BACKWARD}(Tensor grad, Tensor offsets, SymInt[] input_size, int[2] kernel_size, int[2] stride,"
     " int[2] padding, int[2] dilation) -> Tensor",
     fake=_fake_backward,
-    python=python_max_pool2d_backward,
+    python=BACKWARDS,
     cuda="gptscale.ops.max_pool_triton",
     setup_context=_save_backward,
     backward=_backward_formula,

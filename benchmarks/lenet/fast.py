@@ -22,9 +22,9 @@ def train_fast(task: dict[str, Any]) -> dict[str, Any]:
     del task["contender"]
     with tempfile.TemporaryDirectory() as folder:
         config = VisionConfig(
-            **task | {"data_dir": Path(task["data_dir"])}, out=Path(folder), device="cpu", study="bench"
+            **task | {"data_dir": Path(task["data_dir"])}, out=Path(folder), device="cpu", study="bench", verdict=False
         )
-        outcome = train(config, world_from_environment(config), quiet=True)
+        outcome = train(config, world_from_environment(config))
         if outcome.exit_status:
             raise GptscaleError(str(outcome.row["error"]), "in benchmarks.lenet", "see the message above")
         epochs = pd.read_csv(outcome.folder / "epochs.csv")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ import torch
 from gptscale.common.measure import flops
 from gptscale.common.settings.run_config import Precision
 from gptscale.common.settings.shape import ModelConfig
+
+Speed = dict[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -64,28 +66,6 @@ def peak_memory(device: torch.device) -> Memory:
     )
 
 
-@dataclass(frozen=True)
-class Speed:
-    """The speed columns of a summary row, None where nothing was timed or a peak is unknown.
-
-    In fp8 the columns from tflops_per_device to handout_tflops are None. In every other precision the two fp8_ columns are None.
-    """
-
-    step_time_s_median: float | None = None
-    step_time_s_p10: float | None = None
-    step_time_s_p90: float | None = None
-    tokens_per_s: float | None = None
-    tokens_per_s_per_device: float | None = None
-    tflops_per_device: float | None = None
-    mfu: float | None = None
-    mfu_palm: float | None = None
-    hfu: float | None = None
-    handout_tflops: float | None = None
-    fp8_tflops_per_device: float | None = None
-    fp8_mixed_utilisation: float | None = None
-    data_wait_fraction: float | None = None
-
-
 def speed(
     step_times_s: Sequence[float],
     data_waits_s: Sequence[float],
@@ -99,13 +79,15 @@ def speed(
     precision: Precision = "fp32",
     bf16_peak_tflops: float | None = None,
 ) -> Speed:
-    """Summarise timed steps, with rates from the median step, so that one slow step does not move them.
+    """Return the columns of a row that sum up timed steps, none without one.
 
-    tflops_per_device counts operations as `mfu` does. data_wait_fraction is the time spent waiting for batches, divided by the
-    time of all steps. peak_tflops: the peak of the device in `precision`. bf16_peak_tflops: its peak in bf16, used only for fp8.
+    Rates are from the median step, so that one slow step does not move them. A figure is None where a peak is unknown. fp8 has
+    two columns of its own in place of those from tflops_per_device to handout_tflops. tflops_per_device counts as `mfu` does.
+    data_wait_fraction is the time spent waiting for batches, divided by the time of all steps. peak_tflops: the peak of the
+    device in `precision`. bf16_peak_tflops: its peak in bf16, used only for fp8.
     """
     if not step_times_s:
-        return Speed()
+        return {}
     p10, median, p90 = (float(q) for q in np.quantile(step_times_s, (0.1, 0.5, 0.9)))
     tokens_per_s = tokens_per_step / median
     per_device = tokens_per_s / world_size
@@ -117,26 +99,20 @@ def speed(
         return None if peak_tflops is None else tflops(flops_per_token) / peak_tflops
 
     model = flops.model_flops_per_token(gpt, seq_len)
-    measured = Speed(
-        step_time_s_median=median,
-        step_time_s_p10=p10,
-        step_time_s_p90=p90,
-        tokens_per_s=tokens_per_s,
-        tokens_per_s_per_device=per_device,
-        data_wait_fraction=sum(data_waits_s) / sum(step_times_s),
-    )
+    measured: Speed = {"step_time_s_median": median, "step_time_s_p10": p10, "step_time_s_p90": p90}
+    measured |= {"tokens_per_s": tokens_per_s, "tokens_per_s_per_device": per_device}
+    measured |= {"data_wait_fraction": sum(data_waits_s) / sum(step_times_s)}
     if precision == "fp8":
         mixed = fp8_seconds_per_token(gpt, seq_len, peak_tflops, bf16_peak_tflops)
         used = None if mixed is None else mixed * per_device
-        return replace(measured, fp8_tflops_per_device=tflops(model), fp8_mixed_utilisation=used)
-    return replace(
-        measured,
-        tflops_per_device=tflops(model),
-        mfu=utilisation(model),
-        mfu_palm=utilisation(flops.palm_flops_per_token(gpt, seq_len)),
-        hfu=utilisation(flops.hardware_flops_per_token(gpt, seq_len, activation_checkpointing)),
-        handout_tflops=tflops(flops.handout_flops_per_token(gpt)),
-    )
+        return measured | {"fp8_tflops_per_device": tflops(model), "fp8_mixed_utilisation": used}
+    return measured | {
+        "tflops_per_device": tflops(model),
+        "mfu": utilisation(model),
+        "mfu_palm": utilisation(flops.palm_flops_per_token(gpt, seq_len)),
+        "hfu": utilisation(flops.hardware_flops_per_token(gpt, seq_len, activation_checkpointing)),
+        "handout_tflops": tflops(flops.handout_flops_per_token(gpt)),
+    }
 
 
 def fp8_seconds_per_token(

@@ -116,12 +116,7 @@ def nvme(folder: Path, model: str) -> dict[str, Any]:
 
     disk = measure(folder)
     tflops = gemm_tflops(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    return {
-        "folder": str(folder),
-        "read_gib_per_s": disk.read_gib_per_s,
-        "write_gib_per_s": disk.write_gib_per_s,
-        "verdict": verdict(preset(model), disk, tflops),
-    }
+    return {"folder": str(folder), **disk, "verdict": verdict(preset(model), disk, tflops)}
 
 
 def triton() -> str:

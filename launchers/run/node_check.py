@@ -25,6 +25,7 @@ from gptscale.common.measure.speed import timed
 from gptscale.common.process.begin import begin_process
 from gptscale.common.process.ending import end_process
 from gptscale.common.process.world import World, gather_objects, process_group
+from gptscale.launchers.nvme import gemm_tflops
 from gptscale.results.record.facts import node_facts
 from gptscale.results.render import console, table
 
@@ -50,13 +51,6 @@ def best_s(work: Callable[[], object]) -> float:
     """Return the seconds of the fastest of three calls, after one that warms up."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return min([timed(work, 1, device) for _ in range(4)][1:])
-
-
-def product_tflops(device: torch.device) -> float:
-    """Return how fast this node multiplies matrices."""
-    n, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (512, torch.float32)
-    matrix = torch.ones(n, n, device=device, dtype=dtype)
-    return 2 * n**3 / best_s(lambda: matrix @ matrix) / 1e12
 
 
 def to_first(rank: int, world_size: int) -> tuple[float, float]:
@@ -177,7 +171,7 @@ def main(out: Path) -> int:
     with process_group(world):
         facts = node_facts(world.device)
         facts["interface"] = interface_to(os.environ["MASTER_ADDR"])
-        facts["product_tflops"] = product_tflops(world.device)
+        facts["product_tflops"] = gemm_tflops(world.device)
         facts["clock_ahead_s"], facts["link_gib_per_s"] = to_first(world.rank, world.world_size)
         facts["folder"] = seen_by_all(out, facts["host"])
         vector = torch.ones(ALL_REDUCE_BYTES // 4, device=world.device)

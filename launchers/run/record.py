@@ -60,7 +60,7 @@ class RunRecord:
     """The folder of a run, locked by this run while it lasts, into which rank 0 writes.
 
     ready: a run of the GPT. Another kind of run derives from this class, and says what its row and its run.json hold.
-    table: gets its row. kind: begins the name of a run without one. quiet: print no lines. recorder: set once it exists, so that
+    table: gets its row. kind: begins the name of a run without one. recorder: set once it exists, so that
     even the row of a failed run holds what was measured before. evidence: set after the last step, of a run that gets a verdict.
     ended: the exit status, set when its steps are over and saved. row: what was written at the end. row_taken: whether the disk
     took it, None before that. afterwards: what rank 0 does when the other ranks are gone.
@@ -68,8 +68,8 @@ class RunRecord:
 
     table: RunTable = SUMMARY
 
-    def __init__(self, ready: ReadyRun, kind: str, *, quiet: bool = False) -> None:
-        self.ready, self.quiet = ready, quiet
+    def __init__(self, ready: ReadyRun, kind: str) -> None:
+        self.ready = ready
         # Rank 0 decides the name.
         self.run_id: str = gather_objects(ready.run.config.run_name or new_run_id(kind))[0]
         self.folder = ready.run.config.out / "runs" / self.run_id
@@ -92,7 +92,7 @@ class RunRecord:
             resumes = config.resume is not None
             self._stack.enter_context(run_directory(config.out, self.run_id, resumes=resumes))
             write_json(self.folder / "run.json", of_this_start(self.run_json() | {"nodes": nodes}))
-            for line in [] if self.quiet else emulation(config.precision, world.device):
+            for line in emulation(config.precision, world.device):
                 print(line, flush=True)
         # The folder must exist before any other rank goes on.
         gather_objects(None)
@@ -153,7 +153,7 @@ class RunRecord:
         if (recorder := self.recorder) is None:
             return {}
         row: dict[str, Any] = {name: getattr(recorder, name) for name in OF_LOSS}
-        row |= dataclasses.asdict(recorder.speed())
+        row |= recorder.speed()
         row |= {"skipped_spikes": recorder.spikes.skipped(), "train_time_s": recorder.train_time_s}
         slow = recorder.slow_ranks
         return row | ({"slowest_rank": slow.rank, "slowest_rank_ratio": slow.ratio} if slow else {})
@@ -219,7 +219,7 @@ class RunRecord:
         has_evidence = judged is not None and leave_evidence(self.folder, judged)
         path = leave_row(self.table, self.folder, row, self.recorder.last_step if self.recorder else 0)
         self.row, self.row_taken = row, path is not None
-        if path and self.recorder and not self.quiet:
+        if path and self.recorder:
             self.tell(path, has_evidence=has_evidence)
         return self.row_taken
 
@@ -244,7 +244,7 @@ class RunRecord:
             # Only a run on GPUs is sampled.
             from gptscale.results.record.usage import over_ranks
 
-            row["gpu_util_percent"] = over_ranks(of_gpus)["gpu_util_percent"]
+            row["gpu_util_percent"] = over_ranks(of_gpus).get("gpu_util_percent")
         return row
 
     def run_evidence(

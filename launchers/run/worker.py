@@ -13,7 +13,7 @@ import torch
 
 from gptscale.common.checkpoint.replicas import ReplicaCheck
 from gptscale.common.data.loader import Prefetcher, to_device
-from gptscale.common.engine import Engine
+from gptscale.common.engine import Batch, Engine
 from gptscale.common.errors import GptscaleError, NumericError, PeerError, StorageError
 from gptscale.common.measure.evidence import SHORT, RankEvidence, evidence_of
 from gptscale.common.measure.speed import synchronize
@@ -137,33 +137,45 @@ def _train(ready: ReadyRun, record: RunRecord, stop: StopRequest) -> int:
         return _train_with(engine, ready, record, stop)
 
 
-def _evidence(engine: Engine, data: Prefetcher, recorder: Recorder) -> RankEvidence | None:
-    """Take a few steps more, whose rate is 0, and return what they show. Everything is saved, and their state is thrown away."""
-    run = recorder.run
+def take_evidence(
+    engine: Engine, recorder: Recorder, batch_of: Callable[[int, int], Batch], *, short: bool, keep: bool = False
+) -> RankEvidence | None:
+    """Take a few steps more, whose rate is 0, and return what they show. Everything is saved, and their state is thrown away.
+
+    batch_of(i, part): the batch of the i-th of them, cut to one of so many parts. short: whether a part can be computed alone.
+    """
+    world = recorder.run.world
 
     def step(i: int, part: int = 1) -> None:
         with recorder.waiting():
-            batch = data.get(run.config.steps + i)
-        tokens = run.seq_len // part
-        batch = batch._replace(inputs=batch.inputs[:, :tokens], targets=batch.targets[:, :tokens])
+            batch = batch_of(i, part)
         result = engine.train_step(batch, 0.0)
         progress.at("record")
         result.loss.item()
-        synchronize(run.world.device)
+        synchronize(world.device)
+
+    short_step = partial(step, part=SHORT) if short else None
+    try:
+        return evidence_of(world.rank, step, world.device, recorder.data_waits_s, short_step=short_step, keep=keep)
+    except torch.OutOfMemoryError as error:
+        # The profiler needs memory of its own, and the run is done.
+        warn(f"rank {world.rank}: this run has no verdict ({str(error).splitlines()[0]})")
+        return None
+
+
+def _evidence(engine: Engine, data: Prefetcher, recorder: Recorder) -> RankEvidence | None:
+    run = recorder.run
+
+    def batch_of(i: int, part: int) -> Batch:
+        batch, tokens = data.get(run.config.steps + i), run.seq_len // part
+        return batch._replace(inputs=batch.inputs[:, :tokens], targets=batch.targets[:, :tokens])
 
     # Where shapes are fixed, by stages, compiled code or a library, all steps are alike.
     same_shapes = (
         engine.bubble() or run.config.compile or get(run.recipe).environment or run.world.device.type == "cuda"
     )
     fits = run.rank_seq_len % (SHORT * run.tp_size * min(2, run.cp_size)) == 0
-    short_step = partial(step, part=SHORT) if fits and not same_shapes else None
-    waits_s, device, keep = recorder.data_waits_s, run.world.device, run.config.profile
-    try:
-        return evidence_of(run.world.rank, step, device, waits_s, short_step=short_step, keep=keep)
-    except torch.OutOfMemoryError as error:
-        # The profiler needs memory of its own, and the run is done.
-        warn(f"rank {run.world.rank}: this run has no verdict ({str(error).splitlines()[0]})")
-        return None
+    return take_evidence(engine, recorder, batch_of, short=fits and not same_shapes, keep=run.config.profile)
 
 
 def _train_with(engine: Engine, ready: ReadyRun, record: RunRecord, stop: StopRequest) -> int:

@@ -37,7 +37,7 @@ def rows_of_runs(out: Path, runs: pd.DataFrame) -> MeasuredRows:
     """Return the rows of `runs` with what their folders in `out` have of them."""
     details = []
     for kind, columns in DETAILS.items():
-        frames = [_none_of(kind)]
+        frames = []
         for row in runs[RUN_COLUMNS].to_dict("records"):
             # Report A alone gives losses of windows.
             if kind == "windows" and not str(row["variant"]).startswith("report_a"):
@@ -45,7 +45,7 @@ def rows_of_runs(out: Path, runs: pd.DataFrame) -> MeasuredRows:
             detail = _detail(out / "runs" / str(row["run_id"]), kind)
             if detail is not None:
                 frames.append(detail.assign(**{str(name): cell for name, cell in row.items()}))
-        details.append(_joined(frames)[[*RUN_COLUMNS, *columns]])
+        details.append(_joined(kind, frames)[[*RUN_COLUMNS, *columns]])
     return MeasuredRows(runs, *details)
 
 
@@ -65,7 +65,8 @@ def read_rows(files: str, study: str) -> MeasuredRows:
 
     Raises ConfigError for a file without rows of `study`.
     """
-    runs, details = [], {kind: [_none_of(kind)] for kind in DETAILS}
+    runs: list[pd.DataFrame] = []
+    details: dict[str, list[pd.DataFrame]] = {kind: [] for kind in DETAILS}
     for file in map(Path, files.split(",")):
         frame = read_summary(file)
         if frame.empty or not (frame.study == study).all():
@@ -77,7 +78,7 @@ def read_rows(files: str, study: str) -> MeasuredRows:
                 # The first files of windows have the seed alone.
                 frames.append(of_file.merge(frame[RUN_COLUMNS], on=[name for name in RUN_COLUMNS if name in of_file]))
     every = pd.concat(runs, ignore_index=True).drop_duplicates("run_id")
-    return MeasuredRows(every, *(_joined(frames) for frames in details.values()))
+    return MeasuredRows(every, *(_joined(kind, frames) for kind, frames in details.items()))
 
 
 def _read_details(file: Path) -> pd.DataFrame:
@@ -128,10 +129,6 @@ def _detail(folder: Path, kind: str) -> pd.DataFrame | None:
     return pd.DataFrame([ms.quantile([0.1, 0.5, 0.9]).tolist()], columns=TIME_COLUMNS)
 
 
-def _none_of(kind: str) -> pd.DataFrame:
-    return pd.DataFrame(columns=[*RUN_COLUMNS, *DETAILS[kind]])
-
-
-def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def _joined(kind: str, frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     full = [frame for frame in frames if not frame.empty]
-    return pd.concat(full, ignore_index=True) if full else frames[0]
+    return pd.concat(full, ignore_index=True) if full else pd.DataFrame(columns=[*RUN_COLUMNS, *DETAILS[kind]])

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gptscale.common.errors import visible
 from gptscale.results import render
 
 if TYPE_CHECKING:
@@ -159,10 +160,32 @@ def as_fast_as_the_first(groups: Mapping[str, list[Any]], column: Column) -> lis
     return [sentence for pair in pairs for sentence in not_significant(pair, column)]
 
 
-def show(lines: Sequence[dict[str, str]]) -> None:
+def show(lines: Lines) -> None:
     """Print a table, whose first column holds words."""
     titles = list(lines[0])
     render.console(LOG_COLUMNS).print(render.table(titles, (line.values() for line in lines), left=titles[:1]))
+
+
+def finish(
+    every: Sequence[Lines], notes: Sequence[str], md: Path | None, png: Path | None, draw: Callable[[Path], object],
+    written: Sequence[Path] = (),
+) -> None:  # fmt: skip
+    """Print the tables and the notes, write the Markdown and the figure, and name all files that are written."""
+    for lines in every:
+        show(lines)
+    for note in notes:
+        print(f"note: {note}")
+    if md:
+        pages = [
+            render.markdown(lines, left=list(lines[0])[:1], notes=notes if lines is every[-1] else ())
+            for lines in every
+        ]
+        md.write_text("\n".join(pages))
+    if png:
+        png.parent.mkdir(parents=True, exist_ok=True)
+        draw(png)
+    for path in filter(None, (*written, md, png)):
+        print(f"wrote {visible(str(path))}")
 
 
 # Figures of the reports as they gave them (docs/lenet/README.md). Their hardware differs (2080 Ti, A100, H100), so that seconds

@@ -132,9 +132,6 @@ class Tensor:
     def exp(self) -> Tensor:
         return Exp()(self)
 
-    def log(self) -> Tensor:
-        return Log()(self)
-
     def relu(self) -> Tensor:
         return ReLU()(self)
 
@@ -178,15 +175,6 @@ class Exp(Op):
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> tuple[Tensor]:
         return (out_grad * node,)
-
-
-class Log(Op):
-    """The natural logarithm, with the derivative `1 / a`."""
-
-    compute = staticmethod(torch.log)
-
-    def gradient(self, out_grad: Tensor, node: Tensor) -> tuple[Tensor]:
-        return (out_grad / node.inputs[0],)
 
 
 class ReLU(Op):

@@ -59,10 +59,10 @@ class VisionRecorder(Recorder):
 
     def __init__(
         self, plan: VisionPlan, folder: Path, *, start_step: int, past: EarlierProgress, began: float,
-        quiet: bool = False, clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         super().__init__(plan.run, folder, start_step=start_step, clock=clock)
-        self.plan, self.past, self.began, self.quiet = plan, past, began, quiet
+        self.plan, self.past, self.began = plan, past, began
         self.eval_time_s = 0.0
         self.updates_s: list[float] = []
         self.n_steps = 0
@@ -81,7 +81,7 @@ class VisionRecorder(Recorder):
             done = self.start_step // self.plan.batch_order.steps_per_epoch
             self._evals = StepLog(self.folder / "epochs.csv", EPOCH_COLUMNS, after_step=done)
             self._begin_boards()
-            self._bar = Bar(config.model, self.plan.steps, self.quiet)
+            self._bar = Bar(config.model, self.plan.steps)
         reset_peak_memory(world.device)
         workers = config.num_workers if config.loader == "dataloader" else 0
         self._machine = MachineClock(world.device, torch.get_num_threads() + workers)
@@ -226,15 +226,15 @@ OPTION_COLUMNS = [name for name in LENET.names if name in VisionConfig.__datacla
 class VisionRecord(RunRecord):
     """The record of a vision run.
 
-    began: `time.perf_counter()` when the run began to load its data. quiet: a study asks for figures alone.
+    began: `time.perf_counter()` when the run began to load its data.
     """
 
     table = LENET
     recorder: VisionRecorder | None
     n_params: int | None = None
 
-    def __init__(self, plan: VisionPlan, *, began: float, data_time_s: float, quiet: bool) -> None:
-        super().__init__(plan.run, f"lenet-{plan.config.model}", quiet=quiet)
+    def __init__(self, plan: VisionPlan, *, began: float, data_time_s: float) -> None:
+        super().__init__(plan.run, f"lenet-{plan.config.model}")
         self.plan, self.began, self.data_time_s = plan, began, data_time_s
         self.sampler = UsageSampler(plan.world.device, others=other_devices(plan.config, plan.world))
 

@@ -16,19 +16,17 @@ from gptscale.common.checkpoint.manifest import damaged
 from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.engine import Batch
 from gptscale.common.errors import GptscaleError, PeerError
-from gptscale.common.measure.evidence import SHORT, RankEvidence, evidence_of
-from gptscale.common.measure.speed import synchronize
+from gptscale.common.measure.evidence import RankEvidence
 from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.common.process.begin import begin_process, share_cores
 from gptscale.common.process.ending import StopRequest, end_process
-from gptscale.common.process.progress import progress
 from gptscale.common.process.roll_call import refuse
 from gptscale.common.process.world import World, process_group
 from gptscale.common.settings.command_line import bare_resume, parse
 from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
 from gptscale.common.train import train as train_steps
 from gptscale.launchers.run.checkpoints import Saver, resume
-from gptscale.launchers.run.worker import facts_to_compare, train_and_record
+from gptscale.launchers.run.worker import facts_to_compare, take_evidence, train_and_record
 from gptscale.lenet.run.config import BY_TRAINER, VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.loop import EpochEnd, VisionBatches
@@ -49,7 +47,7 @@ class RunOutcome:
     folder: Path
 
 
-def train(config: VisionConfig, world: World, *, quiet: bool = False) -> RunOutcome:
+def train(config: VisionConfig, world: World) -> RunOutcome:
     """Train `config` in this process and return how it ended.
 
     The process group of a world of several is started and ended here. Raises GptscaleError for what is wrong before the run
@@ -63,7 +61,7 @@ def train(config: VisionConfig, world: World, *, quiet: bool = False) -> RunOutc
     group = process_group(world, facts=facts, cuda_backend=backend) if backend else nullcontext()
 
     def begin_record() -> VisionRecord:
-        records.append(VisionRecord(plan, began=began, data_time_s=data_time_s, quiet=quiet))
+        records.append(VisionRecord(plan, began=began, data_time_s=data_time_s))
         return records[0]
 
     status = train_and_record(world, group, begin_record, _train)
@@ -97,7 +95,7 @@ def _train(record: VisionRecord, stop: StopRequest) -> int:
             raise damaged(reader.path, "manifest.json", f"has no valid 'past' ({error})") from None
 
     start = resume(plan.run, engine, folder / "checkpoints", restore)
-    recorder = VisionRecorder(plan, folder, start_step=start, past=past, began=record.began, quiet=record.quiet)
+    recorder = VisionRecorder(plan, folder, start_step=start, past=past, began=record.began)
     record.recorder = recorder
     with recorder:
         with record.sampler:
@@ -108,8 +106,8 @@ def _train(record: VisionRecord, stop: StopRequest) -> int:
             )  # fmt: skip
         status = stop.exit_status if last < plan.steps else 0
         record.steps_are_over(engine, status)
-    # A study asks for figures alone, and the evidence is of steps of our loop.
-    if not (status or record.quiet or plan.config.strategy in BY_TRAINER):
+    # The evidence is of steps of our loop.
+    if not (status or plan.config.strategy in BY_TRAINER):
         record.evidence = _evidence(plan, engine, recorder)
     return status
 
@@ -138,25 +136,17 @@ def check_space(plan: VisionPlan, engine: VisionEngine, folder: Path) -> None:
 
 
 def _evidence(plan: VisionPlan, engine: VisionEngine, recorder: VisionRecorder) -> RankEvidence | None:
-    """Take a few steps more at a rate of 0, and return what they show, or None for a run that gets no verdict.
-
-    Everything is tested and saved before, and their state is thrown away.
-    """
+    """Return what a few steps more show, or None for a run that gets no verdict."""
     if not plan.config.verdict or recorder.n_steps < VERDICT_STEPS_MIN:
         return None
-    data, device = VisionBatches(plan), plan.world.device
+    data = VisionBatches(plan)
 
-    def step(i: int, part: int = 1) -> None:
-        progress.at("data")
+    def batch_of(i: int, part: int) -> Batch:
         batch = data.get(plan.planned_steps + i)
         n = max(1, len(batch.targets) // part)
-        loss = engine.train_step(Batch(batch.step, batch.inputs[:n], batch.targets[:n]), 0.0).loss
-        progress.at("record")
-        loss.item()
-        synchronize(device)
+        return batch._replace(inputs=batch.inputs[:n], targets=batch.targets[:n])
 
-    short_step = partial(step, part=SHORT) if device.type == "cpu" else None
-    return evidence_of(plan.world.rank, step, device, recorder.data_waits_s, short_step=short_step)
+    return take_evidence(engine, recorder, batch_of, short=plan.world.device.type == "cpu")
 
 
 def worker(argv: Sequence[str]) -> int:

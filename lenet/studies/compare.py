@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gptscale.common.errors import ConfigError, visible
 from gptscale.lenet.comparison import figures
-from gptscale.lenet.comparison.tables import ACCURACY, PEAK_MEMORY, Column, of, overlaps, show, table, values_of
+from gptscale.lenet.comparison.tables import ACCURACY, PEAK_MEMORY, Column, finish, of, overlaps, table, values_of
 from gptscale.lenet.run.columns import CONFIGURATION, LENET, WORK, read_summary
 from gptscale.results.comparison.run_files import DamagedFileError, run_file
-from gptscale.results.render import DPI, markdown
+from gptscale.results.render import DPI
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -132,15 +133,6 @@ def write(comparison: VisionComparison, *, csv: Path | None, md: Path | None, pn
     lines = [{"run": line["run"], "runs": str(len(comparison.ranked[line["run"]]))} | line for line in lines]
     if not lines:
         raise ConfigError("no run ended well", "in compare", f"see {'; '.join(comparison.notes)[:300]}")
-    show(lines)
-    for note in comparison.notes:
-        print(f"note: {note}")
     if csv:
         pd.DataFrame([row for rows in comparison.ranked.values() for row in rows]).to_csv(csv, index=False)
-    if md:
-        md.write_text(markdown(lines, left=["run"], notes=comparison.notes))
-    if png:
-        draw(comparison, png)
-    for path in (csv, md, png):
-        if path:
-            print(f"wrote {visible(str(path))}")
+    finish([lines], comparison.notes, md, png, partial(draw, comparison), [csv] if csv else [])

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from gptscale.common.process.begin import keep_freed_memory, share_cores
 from gptscale.common.settings.checks import parse_names
 from gptscale.common.settings.command_line import parse
-from gptscale.lenet.comparison.tables import ROWS, with_references
+from gptscale.lenet.comparison.tables import ROWS, Lines, finish, with_references
 from gptscale.lenet.run.config import VisionConfig
-from gptscale.lenet.studies.study import Lines, StudyOptions, finish
+from gptscale.lenet.studies.study import StudyOptions
 from gptscale.results.render import DPI, subplots
 
 if TYPE_CHECKING:
@@ -84,9 +84,8 @@ def main(argv: Sequence[str]) -> int:
         frame.to_csv(options.csv, index=False)
     machine = f"{frame.device[0]}, {frame.threads[0]} CPU threads, torch {frame.torch_version[0]}"
     note = f"{machine}; seconds of {frame.steps[0]} steps"
-    finish(
-        "fused", options, [table(frame)], [note], lambda path: draw(frame, path), [options.csv] if options.csv else []
-    )
+    written = [options.csv] if options.csv else []
+    finish([table(frame)], [note], options.md, options.picture("fused"), lambda path: draw(frame, path), written)
     return 0
 
 

@@ -16,9 +16,9 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.process.begin import share_cores
 from gptscale.common.settings.checks import check_output_file, check_range
 from gptscale.common.settings.command_line import parse
-from gptscale.lenet.comparison.tables import ROWS, with_references
+from gptscale.lenet.comparison.tables import ROWS, Lines, finish, with_references
 from gptscale.lenet.run.config import Precision, VisionConfig
-from gptscale.lenet.studies.study import Lines, StudyFiles, finish
+from gptscale.lenet.studies.study import StudyFiles
 from gptscale.results.render import DPI, subplots
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def main(argv: Sequence[str]) -> int:
     lines = with_references(table(step), ROWS["memory"] if options.model == "lenet" else [])
     notes, of_step = [heading, f"the peak is in {peak.phase}, at {peak.op}"], f"{heading}, step {options.steps}"
     written = [path for path in (options.csv, options.snapshot) if path]
-    finish("memory", options, [lines], notes, lambda path: draw(step, of_step, path), written)
+    finish([lines], notes, options.md, options.picture("memory"), lambda path: draw(step, of_step, path), written)
     return 0
 
 

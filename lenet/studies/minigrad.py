@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import check_ranges
 from gptscale.common.settings.command_line import parse
-from gptscale.lenet.studies.study import Lines, StudyFiles, finish
+from gptscale.lenet.comparison.tables import Lines, finish
+from gptscale.lenet.studies.study import StudyFiles
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,15 +97,14 @@ class MinigradOptions(StudyFiles):
 
     def pooling(self, pool_backward: PoolBackward) -> PoolBackward:
         """Return the implementation of `pool_backward` on this machine, or raise ConfigError if it cannot run here."""
-        from gptscale.ops import registry as library
+        from gptscale.ops import max_pool, registry
 
         if pool_backward == "auto":
-            return "triton" if self.place.type == "cuda" else "cpp" if library.ready() else "python"
-        if pool_backward not in LOOPS:
-            try:
-                library.require(pool_backward, self.place)
-            except ValueError as error:
-                raise ConfigError(str(error), "in --pool-backward", "use auto, or python") from None
+            return "triton" if self.place.type == "cuda" else "cpp" if registry.ready() else "python"
+        try:
+            registry.chosen(max_pool.BACKWARD, pool_backward, self.place)
+        except ValueError as error:
+            raise ConfigError(str(error), "in --pool-backward", "use auto, or python") from None
         return pool_backward
 
 
@@ -137,7 +137,8 @@ def main(argv: Sequence[str]) -> int:
         pages += timed_operations(options, digits)
         written += [_operations_csv(options.csv)] if options.csv else []
     heading = title(options, digits)
-    finish("minigrad", options, pages, [], lambda path: report.draw(path, runs, reported, heading), written)
+    png = options.picture("minigrad")
+    finish(pages, [], options.md, png, lambda path: report.draw(path, runs, reported, heading), written)
     return 0
 
 

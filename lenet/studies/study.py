@@ -26,7 +26,6 @@ from gptscale.lenet.comparison.tables import ROWS, Column, Lines
 from gptscale.lenet.data import Augmentation
 from gptscale.lenet.run.config import TORCHVISION_NEED, VisionConfig
 from gptscale.lenet.studies.grid import Cell, run_grid
-from gptscale.results import render
 from gptscale.results.render import DPI
 
 if TYPE_CHECKING:
@@ -61,6 +60,9 @@ class StudyFiles:
     def __post_init__(self) -> None:
         for name in ("csv", "md", "png"):
             check_output_file(getattr(self, name), f"--{name}")
+
+    def picture(self, study: str) -> Path:
+        return self.png or self.out / f"{study}.png"
 
 
 @dataclass(frozen=True)
@@ -217,30 +219,9 @@ def run_study(study: Study[OptionsT], argv: Sequence[str]) -> int:
     title = study.title(result)
     every = [lines, *filter(None, study.more_tables(result))]
     written = write_rows(options.csv, result.measured) if options.csv else []
-    finish(study.name, options, every, study.notes(result), lambda path: study.draw(result, title, path), written)
+    notes, png = study.notes(result), options.picture(study.name)
+    tables.finish(every, notes, options.md, png, lambda path: study.draw(result, title, path), written)
     return 0
-
-
-def finish(
-    study: str, options: StudyFiles, every: Sequence[Lines], notes: Sequence[str], draw: Callable[[Path], None],
-    written: Sequence[Path] = (),
-) -> None:  # fmt: skip
-    """Print the tables and the notes, write the Markdown and the figure, and name all files that are written."""
-    for lines in every:
-        tables.show(lines)
-    for note in notes:
-        print(f"note: {note}")
-    if options.md:
-        pages = [
-            render.markdown(lines, left=list(lines[0])[:1], notes=notes if lines is every[-1] else ())
-            for lines in every
-        ]
-        options.md.write_text("\n".join(pages))
-    picture = options.png or options.out / f"{study}.png"
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    draw(picture)
-    for path in filter(None, (*written, options.md, picture)):
-        print(f"wrote {path}")
 
 
 def draw(

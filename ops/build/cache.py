@@ -13,7 +13,7 @@ import subprocess
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -83,7 +83,9 @@ def check_private(
         if facts is not None and ((is_open and not stat.S_ISLNK(facts.st_mode)) or facts.st_uid not in trusted):
             _refuse(f"other users may replace what lies in {level}", own)
     levels = reversed([path, *path.parents][: len(path.relative_to(base).parts) + 1])
-    for level in itertools.chain(levels, _below(path) if whole else ()):
+    # What goes away meanwhile is left out.
+    below = (Path(folder, name) for folder, *names in os.walk(path) for name in itertools.chain(*names))
+    for level in itertools.chain(levels, below if whole else ()):
         facts = _facts(level)
         if facts is None:
             continue
@@ -102,15 +104,6 @@ def _facts(path: Path) -> os.stat_result | None:
     with contextlib.suppress(OSError):
         return path.lstat()
     return None
-
-
-def _below(folder: Path | str) -> Iterator[Path]:
-    """Yield all that lies in a folder, and in those in it. What goes away meanwhile is left out."""
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            yield Path(entry.path)
-            if entry.is_dir(follow_symlinks=False):
-                yield from _below(entry.path)
 
 
 def _refuse(what: str, fix: str) -> NoReturn:

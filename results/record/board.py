@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
-import struct
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from gptscale.results.record.files import open_private, warn
-
-# The polynomial of CRC-32C, bits reversed (RFC 3720, appendix B.4).
-CRC32C = 0x82F63B78
 
 
 class Board:
@@ -26,15 +22,16 @@ class Board:
     """
 
     def __init__(self, folder: Path, start_step: int = 0) -> None:
-        # Here, because one process of a run needs it. TensorBoard's own writer would import ten times as much.
+        # Here, because one process of a run needs it.
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._Event, self._Summary = Event, Summary
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         self._file: Any = None
         try:
-            self._file = os.fdopen(open_private(folder / name), "ab", buffering=0)
+            self._file = RecordWriter(os.fdopen(open_private(folder / name), "ab"))
         except OSError as error:
             self._give_up(error)
         self._write(Event(file_version="brain.Event:2"))
@@ -48,42 +45,21 @@ class Board:
     def close(self, failed: bool = False) -> None:
         """Close the file, in the same way whether the run failed or not, because events cannot say that."""
         if self._file is not None:
-            self._file.close()
+            # What a full disk did not take has been told.
+            with suppress(OSError):
+                self._file.close()
             self._file = None
 
     def _write(self, event: Any) -> None:
-        """Append one record: its length, the length's check sum, the event, the event's check sum (the TFRecord format)."""
         if self._file is None:
             return
         event.wall_time = time.time()
-        data = event.SerializeToString()
-        length = struct.pack("<Q", len(data))
-        record = length + masked_crc32c(length) + data + masked_crc32c(data)
         try:
-            if self._file.write(record) != len(record):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._file.write(event.SerializeToString())
+            self._file.flush()
         except OSError as error:
             self.close()
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
         warn(f"TensorBoard events end here ({error}), steps.csv goes on")
-
-
-def masked_crc32c(data: bytes) -> bytes:
-    """Return the check sum of a TFRecord: the CRC-32C of `data`, rotated by 15 bits, plus a constant."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    crc ^= 0xFFFFFFFF
-    rotated = (crc >> 15) | (crc << 17)
-    return struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-def _crc_of_byte(byte: int) -> int:
-    for _ in range(8):
-        byte = (byte >> 1) ^ (CRC32C if byte & 1 else 0)
-    return byte
-
-
-CRC_TABLE = [_crc_of_byte(byte) for byte in range(256)]

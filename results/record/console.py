@@ -19,12 +19,11 @@ LOG_EVERY = 10
 class Bar:
     """A progress bar on a terminal, with lines above it.
 
-    In a log file there are only the lines. quiet: print neither.
+    In a log file there are only the lines.
     """
 
-    def __init__(self, name: str, steps: int, quiet: bool = False) -> None:
-        self._quiet = quiet
-        self._progress = None if quiet else _progress_on_a_terminal()
+    def __init__(self, name: str, steps: int) -> None:
+        self._progress = _progress_on_a_terminal()
         if self._progress:
             self._task = self._progress.add_task(name, total=steps)
             self._progress.start()
@@ -42,7 +41,7 @@ class Bar:
         """Print one line, above the bar if there is one."""
         if self._progress:
             self._progress.console.print(line, highlight=False, markup=False)
-        elif not self._quiet:
+        else:
             print(line, flush=True)
 
     def close(self) -> None:
@@ -60,10 +59,10 @@ class StepLines:
 
     def __init__(self, name: str, steps: int, tokens_per_step: int, second_step: Speed) -> None:
         self._steps, self._tokens_per_step = steps, tokens_per_step
-        fp8 = second_step.fp8_tflops_per_device is not None
+        fp8 = "fp8_tflops_per_device" in second_step
         self._kind, self._share = ("fp8 ", "mixed peak") if fp8 else ("", "MFU")
-        self._tflops = second_step.fp8_tflops_per_device or second_step.tflops_per_device or 0.0
-        self._utilisation = second_step.fp8_mixed_utilisation if fp8 else second_step.mfu
+        self._tflops = second_step["fp8_tflops_per_device" if fp8 else "tflops_per_device"] or 0.0
+        self._utilisation = second_step["fp8_mixed_utilisation" if fp8 else "mfu"]
         self._bar = Bar(name, steps)
         self._has_said = False
 

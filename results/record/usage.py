@@ -2,6 +2,11 @@
 
 A thread samples ten times a second. A sample once per step, between two steps, would always fall at the moment when activations
 are freed, and its mean would be that of weights and optimizer state alone.
+
+Usage has a mean for each column of the results that this machine can fill. avg_mem_gib: memory of tensors on the GPU, or without
+a GPU the resident set of this process. gpu_util_percent: share of the time in which a kernel ran. gpu_mem_used_gib: memory in use
+on the whole GPU, with other programs and the CUDA context. power_w: power of the GPU. cpu_util_percent: processor time of this
+process without its workers, where 100 is one core.
 """
 
 from __future__ import annotations
@@ -9,7 +14,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields
 from statistics import fmean
 
 import psutil
@@ -22,34 +26,13 @@ from gptscale.results.record.files import warn
 INTERVAL_S = 0.1
 GIB = 2**30
 Reader = Callable[[], float]
+Usage = dict[str, float]
 
 
-@dataclass(frozen=True)
-class Usage:
-    """Means over the time of a UsageSampler, in the columns of the results, None where this machine has no such figure.
-
-    avg_mem_gib: memory of tensors on the GPU, or without a GPU the resident set of this process. gpu_util_percent: share of the
-    time in which a kernel ran. gpu_mem_used_gib: memory in use on the whole GPU, with other programs and the CUDA context.
-    power_w: power of the GPU. cpu_util_percent: processor time of this process without its workers, where 100 is one core.
-    """
-
-    avg_mem_gib: float | None = None
-    gpu_util_percent: float | None = None
-    gpu_mem_used_gib: float | None = None
-    power_w: float | None = None
-    cpu_util_percent: float | None = None
-
-
-def over_ranks(usages: Sequence[Usage]) -> dict[str, float | None]:
+def over_ranks(usages: Sequence[Usage]) -> Usage:
     """Return one row of all ranks' figures: the highest avg_mem_gib, as with the peaks, and the means of the others."""
-    row: dict[str, float | None] = {}
-    for field in fields(Usage):
-        values = [value for usage in usages if (value := getattr(usage, field.name)) is not None]
-        if not values:
-            row[field.name] = None
-        else:
-            row[field.name] = max(values) if field.name == "avg_mem_gib" else sum(values) / len(values)
-    return row
+    values = {name: [usage[name] for usage in usages if name in usage] for usage in usages for name in usage}
+    return {name: max(of_ranks) if name == "avg_mem_gib" else fmean(of_ranks) for name, of_ranks in values.items()}
 
 
 class UsageSampler:
@@ -70,7 +53,7 @@ class UsageSampler:
         readers = {"avg_mem_gib": memory_reader(device), **nvml_readers([device, *others])}
         self._readers = {name: read for name, read in readers.items() if columns is None or name in columns}
         self._sums: dict[str, tuple[float, int]] = dict.fromkeys(self._readers, (0.0, 0))
-        self._cpu_util_percent: float | None = None
+        self._of_process: Usage = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sampler", daemon=True)
 
@@ -85,7 +68,7 @@ class UsageSampler:
         self._thread.join()
         self._sample()
         wall_s = time.perf_counter() - self._began
-        self._cpu_util_percent = 100 * (time.process_time() - self._cpu_began) / wall_s
+        self._of_process = {"cpu_util_percent": 100 * (time.process_time() - self._cpu_began) / wall_s}
 
     def _watch(self) -> None:
         while not self._ended.wait(self.interval_s):
@@ -104,9 +87,8 @@ class UsageSampler:
             self._sums[name] = (total + value, n + 1)
 
     def usage(self) -> Usage:
-        """Return the means so far, with None for a figure that was never reported."""
-        means = {name: total / n for name, (total, n) in self._sums.items() if n}
-        return Usage(**means, cpu_util_percent=self._cpu_util_percent)
+        """Return the means so far, of figures that were reported."""
+        return {name: total / n for name, (total, n) in self._sums.items() if n} | self._of_process
 
 
 def memory_reader(device: torch.device) -> Reader:

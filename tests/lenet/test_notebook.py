@@ -1,7 +1,5 @@
 """Tests of the notebook of the vision experiments: it is committed with its outputs, and it runs from top to bottom."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -14,7 +12,7 @@ MAX_BYTES = 400_000
 CELL_TIMEOUT_S = 300
 
 
-def test_it_is_committed_as_it_ran() -> None:
+def test_it_is_committed_as_it_ran():
     nbformat = pytest.importorskip("nbformat")
     assert NOTEBOOK.stat().st_size < MAX_BYTES
     notebook = nbformat.read(NOTEBOOK, as_version=4)
@@ -32,7 +30,7 @@ def test_it_is_committed_as_it_ran() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_it_runs_and_ends_with_its_accuracies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_runs_and_ends_with_its_accuracies(tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     pytest.importorskip("torchvision")
     pytest.importorskip("ipykernel")

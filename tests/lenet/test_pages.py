@@ -1,9 +1,6 @@
 """Pages show the tables that commands write from the committed rows, and no number that no CSV has."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -58,9 +55,7 @@ TABLES = (
 
 
 @pytest.mark.parametrize(("page", "command", "rows", "shown"), TABLES, ids=[rows for _, _, rows, _ in TABLES])
-def test_a_page_has_the_tables_of_its_rows(
-    page: str, command: str, rows: str, shown: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_page_has_the_tables_of_its_rows(page, command, rows, shown, tmp_path):
     files, md = [ROOT / "results" / "measured" / f"{name}.csv" for name in rows.split(",")], tmp_path / "tables.md"
     words = ["--rows", ",".join(map(str, files)), "--md", str(md), "--png", str(tmp_path / "figure.png")]
     assert main(["lenet", command, *words]) == 0
@@ -72,7 +67,7 @@ def test_a_page_has_the_tables_of_its_rows(
 
 
 @pytest.mark.parametrize("page", "backend baseline batch fused memory precision strategies workers".split())
-def test_every_page_lays_a_reports_figures_beside_ours(page: str) -> None:
+def test_every_page_lays_a_reports_figures_beside_ours(page):
     rows = [
         line
         for line in (ROOT / "docs" / "lenet" / f"{page}.md").read_text().splitlines()
@@ -85,7 +80,7 @@ def test_every_page_lays_a_reports_figures_beside_ours(page: str) -> None:
     ) == (page != "precision")
 
 
-def test_the_rate_alone_tells_onecycle_from_text() -> None:
+def test_the_rate_alone_tells_onecycle_from_text():
     """The page says this, and that every seed of onecycle is above every seed of text."""
     onecycle = pd.read_csv(MEASURED / "2026-11-21-lenet-baseline-mnist.csv")
     text = pd.read_csv(MEASURED / "2026-11-23-lenet-baseline-text.csv")
@@ -97,14 +92,14 @@ def test_the_rate_alone_tells_onecycle_from_text() -> None:
     assert onecycle.test_accuracy.min() > text.test_accuracy.max()
 
 
-def tables(page: Path) -> Iterator[tuple[str, str]]:
+def tables(page):
     """Yield each table of a page with a decimal number, and the text of its chapter."""
     for chapter in re.split(r"(?m)^## ", page.read_text()):
         yield from ((block, chapter) for block in chapter.split("\n\n") if re.match(r"(?s)\|.*\d\.\d", block))
 
 
 @cache
-def numbers_of(csv: Path) -> np.ndarray:
+def numbers_of(csv):
     """Return all numbers of a CSV, and their medians, lowest and highest over the rows of each name."""
     frame = pd.read_csv(csv, low_memory=False)
     if "class_accuracy" in frame:
@@ -124,7 +119,7 @@ def numbers_of(csv: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_number_of_a_table_is_in_the_csv_that_it_names(page: Path) -> None:
+def test_every_number_of_a_table_is_in_the_csv_that_it_names(page):
     """Figures of reports stand beside it, and a ratio is one of two numbers of its row."""
     figures = report.report_figures()
     theirs = [*figures.select_dtypes("number").to_numpy().ravel(), *report.REPORT_LOOP, *report.REPORT_KERNEL]

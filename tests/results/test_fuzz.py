@@ -3,8 +3,6 @@
 GPTSCALE_FUZZ=5000 tries that many files in place of the few of a usual run, and GPTSCALE_FUZZ_FROM=1000 begins at that seed.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math

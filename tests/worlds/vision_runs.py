@@ -30,7 +30,7 @@ def run(tmp_path: Path, name: str, **options: Any) -> RunOutcome:
     """Train a run in this process, without the further steps of a verdict."""
     shared = {"out": tmp_path, "run_name": name, "device": "cpu", "tensorboard": False, "verdict": False}
     config = VisionConfig(**(shared | options))
-    return train(config, world_from_environment(config), quiet=True)
+    return train(config, world_from_environment(config))
 
 
 def table(outcome: RunOutcome, name: str = "steps.csv") -> pd.DataFrame:

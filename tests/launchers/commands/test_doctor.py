@@ -74,6 +74,6 @@ def test_measures_a_disk_and_judges_it(capsys, tmp_path, monkeypatch):
 
 def test_a_fast_disk_keeps_up_and_a_slow_one_starves():
     """At 2 GiB/s each way 20 N + 18 N bytes of 1.6b take 27.6 s. At 100 TFLOP/s that is 281 thousand tokens."""
-    said = nvme.verdict(PRESETS["1.6b"], nvme.DiskSpeed(2.0, 2.0), 100.0)
+    said = nvme.verdict(PRESETS["1.6b"], {"read_gib_per_s": 2.0, "write_gib_per_s": 2.0}, 100.0)
     assert "starves unless a step has 275 sequences or more (281,600 tokens" in said
-    assert "the disk keeps up" in nvme.verdict(PRESETS["1.6b"], nvme.DiskSpeed(1e6, 1e6), 0.001)
+    assert "the disk keeps up" in nvme.verdict(PRESETS["1.6b"], {"read_gib_per_s": 1e6, "write_gib_per_s": 1e6}, 0.001)

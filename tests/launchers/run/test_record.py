@@ -8,8 +8,9 @@ import pytest
 
 from gptscale.common.measure.bubble import Bubble
 from gptscale.common.measure.live_state import LiveState, Offload
-from gptscale.common.measure.speed import Memory, Speed
+from gptscale.common.measure.speed import Memory, speed
 from gptscale.common.settings import plan_file
+from gptscale.common.settings.gpt_config import PRESETS
 from gptscale.foresight.verdict.verdict import Verdict
 from gptscale.launchers.run.record import OF_LOSS, RunRecord, bubble_figures, new_run_id, offload_figures
 from gptscale.results.columns import SUMMARY
@@ -74,8 +75,17 @@ def test_each_part_of_a_run_fills_the_columns_of_its_name(plan, monkeypatch):
     row = SimpleNamespace(predicted_step_time_s=1.0, predicted_peak_mem_gib=1.0, plan_hash="")
     monkeypatch.setattr(plan_file, "read_row", lambda path, number: row)
     slow, spikes = SimpleNamespace(rank=1, ratio=2.0), SimpleNamespace(skipped=lambda: 0)
+    measured = {}
+    for precision in ("fp32", "fp8"):
+        shape = {"gpt": PRESETS["tiny"], "seq_len": 8, "activation_checkpointing": "none", "peak_tflops": 1.0}
+        measured |= speed([1.0], [0.0], tokens_per_step=8, world_size=1, precision=precision, **shape)
     steps = SimpleNamespace(
-        **dict.fromkeys(OF_LOSS, 1.0), speed=Speed, slow_ranks=slow, spikes=spikes, train_time_s=1.0, **vars(RECORDER)
+        **dict.fromkeys(OF_LOSS, 1.0),
+        speed=lambda: measured,
+        slow_ranks=slow,
+        spikes=spikes,
+        train_time_s=1.0,
+        **vars(RECORDER),
     )
     cause = SimpleNamespace(name="data-bound", share=0.5, without_s=0.5)
     verdict = Verdict("data-bound", 1.0, 0.0, 1.0, {}, [cause])

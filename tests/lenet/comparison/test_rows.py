@@ -1,9 +1,5 @@
 """The CSVs of a study are read as they were written, also several together."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
@@ -14,7 +10,7 @@ from gptscale.lenet.run.columns import EPOCH_COLUMNS, LENET, read_summary
 NUMBERS = {"n_params": 1, "seed": 1, "test_accuracy": 0.5, "batch_size": 64}
 
 
-def folder_of_runs(out: Path, names: dict[str, str], study: str = "batch") -> pd.DataFrame:
+def folder_of_runs(out, names, study="batch"):
     """Write a lenet.csv and the epochs of runs, whose variants are given by name."""
     rows = [
         dict.fromkeys(LENET.names, "") | NUMBERS | {"run_id": n, "variant": v, "study": study} for n, v in names.items()
@@ -32,7 +28,7 @@ def folder_of_runs(out: Path, names: dict[str, str], study: str = "batch") -> pd
     return read_summary(out / "lenet.csv")
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_what_was_written_is_read(tmp_path):
     runs = folder_of_runs(tmp_path / "out", {"r1": "a", "r2": "b"})
     rows = rows_of_runs(tmp_path / "out", runs)
     written = write_rows(tmp_path / "x.csv", rows)
@@ -45,7 +41,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert list(by_variant(again.epochs, ["b", "a", "none"])) == ["b", "a"]
 
 
-def test_several_files_are_read_together_and_no_run_twice(tmp_path: Path) -> None:
+def test_several_files_are_read_together_and_no_run_twice(tmp_path):
     for i in (1, 2):
         out = tmp_path / f"out{i}"
         write_rows(tmp_path / f"{i}.csv", rows_of_runs(out, folder_of_runs(out, {f"r{i}": "a", "both": "b"})))
@@ -56,7 +52,7 @@ def test_several_files_are_read_together_and_no_run_twice(tmp_path: Path) -> Non
     assert set(together.epochs.run_id) == {"r1", "both"}
 
 
-def test_rows_of_another_study_are_refused(tmp_path: Path) -> None:
+def test_rows_of_another_study_are_refused(tmp_path):
     runs = folder_of_runs(tmp_path / "out", {"r1": "a"}, study="workers")
     write_rows(tmp_path / "w.csv", rows_of_runs(tmp_path / "out", runs))
     with pytest.raises(ConfigError, match=r"has no rows of batch alone, in --rows"):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +11,7 @@ Write = Callable[..., Path]
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_an_idx_file_is_read_as_written(tmp_path: Path, write_idx: Write, packed: bool) -> None:
+def test_an_idx_file_is_read_as_written(tmp_path, write_idx, packed):
     pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 4)).astype(np.uint8)
     images = read_images(write_idx(tmp_path / "images", pixels, packed=packed))
     assert np.array_equal(images, pixels)
@@ -23,7 +21,7 @@ def test_an_idx_file_is_read_as_written(tmp_path: Path, write_idx: Write, packed
     assert labels.tolist() == list(range(7))
 
 
-def test_real_mnist(real_mnist: Path) -> None:
+def test_real_mnist(real_mnist):
     images, labels = read_pair(find(real_mnist, "t10k-images-idx3-ubyte"), find(real_mnist, "t10k-labels-idx1-ubyte"))
     assert images.shape == (10000, 28, 28)
     assert np.bincount(labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
@@ -58,7 +56,7 @@ FAULTS = {
 
 @pytest.mark.promise("S18 | a damaged MNIST file | refused with both numbers")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_bad_file_is_refused_with_both_numbers(tmp_path: Path, write_idx: Write, fault: str) -> None:
+def test_a_bad_file_is_refused_with_both_numbers(tmp_path, write_idx, fault):
     harm, message = FAULTS[fault]
     path = tmp_path / "images"
     harm(path, write_idx)
@@ -69,13 +67,13 @@ def test_a_bad_file_is_refused_with_both_numbers(tmp_path: Path, write_idx: Writ
 
 
 @pytest.mark.promise("S18")
-def test_counts_that_differ(tmp_path: Path, write_idx: Write) -> None:
+def test_counts_that_differ(tmp_path, write_idx):
     images, labels = write_idx(tmp_path / "i", np.zeros((3, 2, 2))), write_idx(tmp_path / "l", np.zeros(4))
     with pytest.raises(DataError, match="3 images but 4 labels"):
         read_pair(images, labels)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(DataError, match="images does not exist"):
         read_images(tmp_path / "images")
     with pytest.raises(DataError, match="t10k-labels-idx1-ubyte is missing"):

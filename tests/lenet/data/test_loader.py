@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -15,13 +13,13 @@ from gptscale.lenet.data.sources import LabelledImages
 CPU = torch.device("cpu")
 
 
-def numbered(n: int, side: int = 4, channels: int = 1) -> LabelledImages:
+def numbered(n, side=4, channels=1):
     """Return images whose pixels all have the image's number as their value, with the same labels."""
     values = torch.arange(n, dtype=torch.uint8)
     return LabelledImages(values.view(n, 1, 1, 1).expand(n, channels, side, side).contiguous(), values.long())
 
 
-def both(part: LabelledImages, batch_order: BatchOrder, augmentation: str = "none") -> list[FastLoader | PilLoader]:
+def both(part, batch_order, augmentation="none"):
     return [
         FastLoader(part, batch_order, Normalise(CPU), augmentation),
         PilLoader(part, batch_order, Normalise(CPU), augmentation, 0),
@@ -29,7 +27,7 @@ def both(part: LabelledImages, batch_order: BatchOrder, augmentation: str = "non
     ]
 
 
-def test_every_loader_walks_alike() -> None:
+def test_every_loader_walks_alike():
     part, batch_order = numbered(100, side=28), BatchOrder(100, 16, seed=3)
     epochs = [[labels.tolist() for _, labels in loader.epoch(1)] for loader in both(part, batch_order)]
     assert epochs[0] == epochs[1] == epochs[2]
@@ -41,7 +39,7 @@ def test_every_loader_walks_alike() -> None:
             assert torch.allclose(images[:, 0, 0, 0], labels / 255 * 2 - 1, atol=1e-6)
 
 
-def test_order_is_a_function_of_seed_and_epoch() -> None:
+def test_order_is_a_function_of_seed_and_epoch():
     batch_order = BatchOrder(1000, 10, seed=1)
     assert np.array_equal(batch_order.order(4), BatchOrder(1000, 50, seed=1).order(4))
     assert sorted(batch_order.order(4)) == list(range(1000))
@@ -50,7 +48,7 @@ def test_order_is_a_function_of_seed_and_epoch() -> None:
 
 
 @pytest.mark.parametrize("augmentation", ["affine", "jitter"])
-def test_a_loader_continues_and_splits_without_a_trace(augmentation: str) -> None:
+def test_a_loader_continues_and_splits_without_a_trace(augmentation):
     """The same augmented images come when an epoch starts at a later step, and when ranks share it."""
     random = torch.Generator().manual_seed(0)
     part = LabelledImages(torch.randint(0, 256, (64, 3, 28, 28), generator=random).to(torch.uint8), torch.arange(64))
@@ -68,14 +66,14 @@ def test_a_loader_continues_and_splits_without_a_trace(augmentation: str) -> Non
             assert torch.equal(torch.cat([r[step][1] for r in ranks]), labels)
 
 
-def test_the_test_images_of_all_ranks_are_each_image_once() -> None:
+def test_the_test_images_of_all_ranks_are_each_image_once():
     for n in (10_000, 41, 3):
         for world in (1, 2, 3, 7, 64):
             seen = [i for rank in range(world) for i in range(n)[rank_part(n, rank, world)]]
             assert seen == list(range(n))
 
 
-def test_a_batch_that_cannot_be_is_refused() -> None:
+def test_a_batch_that_cannot_be_is_refused():
     with pytest.raises(ConfigError, match="global batch 33 is not divisible by 2 ranks, in --batch-size, use 32 or 34"):
         BatchOrder(100, 33, 0, 0, 2)
     with pytest.raises(DataError, match="20 training images, expected at least one batch of 32"):
@@ -83,7 +81,7 @@ def test_a_batch_that_cannot_be_is_refused() -> None:
 
 
 @pytest.mark.parametrize("side", [28, 32])
-def test_affine_is_torchvisions(side: int) -> None:
+def test_affine_is_torchvisions(side):
     """With the same angle, shift and scale torchvision gives the same pixels, but for a few at the edge of rounding."""
     functional = pytest.importorskip("torchvision.transforms.functional")
     images = torch.randint(0, 256, (64, 1, side, side), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
@@ -100,7 +98,7 @@ def test_affine_is_torchvisions(side: int) -> None:
     assert same / 64 > 0.995
 
 
-def test_nothing_drawn_changes_nothing_and_a_mirror_mirrors() -> None:
+def test_nothing_drawn_changes_nothing_and_a_mirror_mirrors():
     images = torch.randint(0, 256, (10, 3, 28, 28), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
     draws = torch.full((10, 8), 0.5)
     assert torch.equal(augment(images, AugmentationRanges(degrees=15, translate=0.1, scale=(0.8, 1.2)), draws), images)
@@ -115,7 +113,7 @@ def test_nothing_drawn_changes_nothing_and_a_mirror_mirrors() -> None:
     assert int(shifted[:, :, :, :4].max()) == 0
 
 
-def test_jitter_is_torchvisions() -> None:
+def test_jitter_is_torchvisions():
     """Compare brightness, contrast and saturation, in this order, in floating point: on bytes torchvision truncates."""
     functional = pytest.importorskip("torchvision.transforms.functional")
     images = torch.randint(0, 256, (8, 3, 28, 28), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
@@ -129,14 +127,14 @@ def test_jitter_is_torchvisions() -> None:
         assert float((theirs * 255 - result).abs().max()) <= 0.51
 
 
-def test_draws_are_uniform_and_differ_between_epochs() -> None:
+def test_draws_are_uniform_and_differ_between_epochs():
     draws = draw(20_000, 7, 3, CPU)
     assert 0 <= float(draws.min()) <= float(draws.max()) < 1
     assert (draws.mean(0) - 0.5).abs().max() < 5 * math.sqrt(1 / 12 / 20_000)
     assert not torch.equal(draws, draw(20_000, 7, 4, CPU))
 
 
-def test_pil_and_batched_affine_have_the_same_mean_image() -> None:
+def test_pil_and_batched_affine_have_the_same_mean_image():
     """The mean over many draws is the same image, so that the distributions are the same and not only their ranges."""
     pytest.importorskip("torchvision")
     image = torch.zeros(1, 28, 28, dtype=torch.uint8)

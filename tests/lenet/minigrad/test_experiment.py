@@ -1,11 +1,5 @@
 """Tests of the autograd experiment: training, the rows beside report B's, the command and what it refuses."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pandas as pd
 import pytest
 import torch
@@ -20,7 +14,7 @@ from gptscale.ops import registry as library
 
 
 @pytest.fixture(scope="module")
-def stripes() -> LabelledImages:
+def stripes():
     """Return noisy images of ten classes, learned in seconds, where class c is bright in rows 2c to 2c + 3."""
     random = torch.Generator().manual_seed(0)
     labels = torch.arange(600) % 10
@@ -31,7 +25,7 @@ def stripes() -> LabelledImages:
 
 
 @pytest.fixture
-def small_mnist(tmp_path: Path, stripes: LabelledImages, write_idx: Callable[..., Path]) -> Path:
+def small_mnist(tmp_path, stripes, write_idx):
     """Write the four files of MNIST with few and simple images."""
     folder = tmp_path / "data" / "MNIST" / "raw"
     folder.mkdir(parents=True)
@@ -42,7 +36,7 @@ def small_mnist(tmp_path: Path, stripes: LabelledImages, write_idx: Callable[...
 
 
 @pytest.mark.parametrize("model", ["pure_linear", "simple_conv", "LeNet"])
-def test_each_model_learns(model: Any, stripes: LabelledImages) -> None:
+def test_each_model_learns(model, stripes):
     net = build(model)
     rows = list(train(net, Adam(net.parameters(), 3e-3), stripes, stripes, epochs=4, batch_size=32, seed=0))
     assert [row.epoch for row in rows] == [0, 1, 2, 3]
@@ -51,7 +45,7 @@ def test_each_model_learns(model: Any, stripes: LabelledImages) -> None:
     assert (rows[-1].train_loss, rows[-1].train_err) == evaluate(net, stripes)
 
 
-def test_torchs_autograd_has_no_part_in_it(stripes: LabelledImages) -> None:
+def test_torchs_autograd_has_no_part_in_it(stripes):
     net = build("LeNet")
     optimizer = Adam(net.parameters(), 1e-3)
     with torch.enable_grad():
@@ -66,8 +60,8 @@ def test_torchs_autograd_has_no_part_in_it(stripes: LabelledImages) -> None:
     assert not any(array.requires_grad or array.grad_fn is not None for array in arrays)
 
 
-def test_the_seed_fixes_everything(stripes: LabelledImages) -> None:
-    def rows(seed: int) -> list[tuple[float, float]]:
+def test_the_seed_fixes_everything(stripes):
+    def rows(seed):
         net = build("simple_conv", seed=seed)
         run = train(net, SGD(net.parameters(), 0.05), stripes, stripes, epochs=2, batch_size=100, seed=seed)
         return [(row.train_loss, row.test_loss) for row in run]
@@ -75,8 +69,8 @@ def test_the_seed_fixes_everything(stripes: LabelledImages) -> None:
     assert rows(1) == rows(1) != rows(2)
 
 
-def test_every_image_is_taken_once_an_epoch(stripes: LabelledImages, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[int] = []
+def test_every_image_is_taken_once_an_epoch(stripes, monkeypatch):
+    taken = []
     position = {image.sum().item(): i for i, image in enumerate(stripes.images)}
     monkeypatch.setattr(
         "gptscale.lenet.minigrad.training.train_step",
@@ -88,7 +82,7 @@ def test_every_image_is_taken_once_an_epoch(stripes: LabelledImages, monkeypatch
     assert taken[:600] != taken[600:]
 
 
-def test_a_loss_that_is_no_number_ends_it(stripes: LabelledImages) -> None:
+def test_a_loss_that_is_no_number_ends_it(stripes):
     net = build("LeNet")
     run = train(net, SGD(net.parameters(), 1e4), stripes, stripes, epochs=1, batch_size=50, seed=0)
     with pytest.raises(NumericError, match="lower --lr"):
@@ -96,7 +90,7 @@ def test_a_loss_that_is_no_number_ends_it(stripes: LabelledImages) -> None:
 
 
 @pytest.mark.slow
-def test_pure_linear_on_mnist(real_mnist: Path) -> None:
+def test_pure_linear_on_mnist(real_mnist):
     """Train two epochs, after which report B's test error was 6.67 and 4.40 % (of twenty epochs)."""
     digits = open_digits(str(real_mnist))
     assert digits.is_whole_mnist
@@ -105,7 +99,7 @@ def test_pure_linear_on_mnist(real_mnist: Path) -> None:
     assert row.test_err < 0.06
 
 
-def test_times_of_a_step(stripes: LabelledImages) -> None:
+def test_times_of_a_step(stripes):
     net = build("LeNet", pool_backward="loop")
     before = [p.array.clone() for p in net.parameters()]
     times = time_steps(net, stripes.images[:4], stripes.labels[:4], 2)
@@ -116,9 +110,7 @@ def test_times_of_a_step(stripes: LabelledImages) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_trains_times_and_writes(
-    small_mnist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_trains_times_and_writes(small_mnist, tmp_path, capsys):
     csv, md, png = tmp_path / "rows.csv", tmp_path / "tables.md", tmp_path / "curves.png"
     words = f"lenet minigrad --data {small_mnist} --epochs 2 --batch-size 50 --timed-steps 1 --csv {csv} --md {md} --png {png}"
     assert main(words.split()) == 0
@@ -142,33 +134,33 @@ def test_the_command_trains_times_and_writes(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["curves.png", "data", "rows-ops.csv", "rows.csv", "tables.md"]
 
 
-def test_the_loops_train_to_the_same_rows(small_mnist: Path, tmp_path: Path) -> None:
+def test_the_loops_train_to_the_same_rows(small_mnist, tmp_path):
     rows = {}
-    for name in ("loop", "windows", "auto"):
+    for name in ("loop", "windows", "python", "auto"):
         csv = tmp_path / f"{name}.csv"
         words = f"lenet minigrad --data {small_mnist} --out {tmp_path} --model LeNet --epochs 1 --batch-size 16 "
         words += f"--train-samples 48 --timed-steps 0 --pool-backward {name} --csv {csv}"
         assert main(words.split()) == 0
         rows[name] = pd.read_csv(csv)
     columns = list(("model", "epoch", "train_loss", "train_err", "test_loss", "test_err", "epoch_time_s")[1:6])
-    for name in ("loop", "windows"):
+    for name in ("loop", "windows", "python"):
         pd.testing.assert_frame_equal(rows[name][columns], rows["auto"][columns], rtol=1e-4)
         assert list(rows[name].pool_backward) == [name]
 
 
-def test_the_default_data_needs_no_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_data_needs_no_download(tmp_path, monkeypatch):
     pytest.importorskip("sklearn", reason="scikit-learn brings the digits")
     monkeypatch.chdir(tmp_path)
     assert main("lenet minigrad --model pure_linear --epochs 12 --batch-size 32 --csv rows.csv".split()) == 0
     assert pd.read_csv("rows.csv").test_err.iloc[-1] < 0.08
 
 
-def test_more_images_than_there_are(small_mnist: Path, refused: Callable[[list[str]], str]) -> None:
+def test_more_images_than_there_are(small_mnist, refused):
     words = ["lenet", "minigrad", "--data", str(small_mnist), "--train-samples", "401"]
     assert "401 of 400 images, in --train-samples, use 1 to 400" in refused(words)
 
 
-def test_a_damaged_file_is_named(small_mnist: Path) -> None:
+def test_a_damaged_file_is_named(small_mnist):
     file = small_mnist / "train-labels-idx1-ubyte"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(DataError, match="train-labels-idx1-ubyte"):

@@ -1,7 +1,5 @@
 """Tests of this package's GELU inside LeNet: it is torch's function, and LeNet trains with it."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest
@@ -24,12 +22,12 @@ SEEDS = (1, 2, 3)
 
 
 @cache
-def losses(gelu: str, seed: int) -> list[float]:
+def losses(gelu, seed):
     """Return the training losses of LeNet on the embedded digits, 210 steps of 32 images."""
     pytest.importorskip("sklearn")
     from pathlib import Path
 
-    config = VisionConfig(gelu=gelu, seed=seed, lr=2e-3, device="cpu")  # type: ignore[arg-type]
+    config = VisionConfig(gelu=gelu, seed=seed, lr=2e-3, device="cpu")
     data = open_data("digits", root=Path())
     engine = VisionEngine(config, ImageShape(1, 28, 10), world_from_environment(config))
     loader = FastLoader(data.train, BatchOrder(len(data.train), 32, seed), Normalise(torch.device("cpu")), "none")
@@ -41,14 +39,14 @@ def losses(gelu: str, seed: int) -> list[float]:
     return found
 
 
-def last_epoch_loss(gelu: str, seed: int) -> float:
+def last_epoch_loss(gelu, seed):
     """Return the mean loss of the last epoch."""
     return sum(losses(gelu, seed)[-LAST:]) / LAST
 
 
 @pytest.mark.parametrize("model", ["lenet", "lenet_classic", "cnn", "vgg11"])
 @pytest.mark.parametrize("formula", FORMULAS)
-def test_at_equal_weights_loss_and_gradients_are_equal(model: str, formula: str) -> None:
+def test_at_equal_weights_loss_and_gradients_are_equal(model, formula):
     """Losses near 2.3 must agree to 1e-6, and gradients as vectors to 1e-5 of their length."""
     (loss, gradient), *others = (
         loss_and_gradient(build_model(model, ImageShape(1, 28, 10), gelu=gelu, seed=4), 1, 28)
@@ -61,7 +59,7 @@ def test_at_equal_weights_loss_and_gradients_are_equal(model: str, formula: str)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("formula", FORMULAS)
-def test_trained_with_it_the_difference_is_smaller_than_that_of_seeds(formula: str) -> None:
+def test_trained_with_it_the_difference_is_smaller_than_that_of_seeds(formula):
     """The last epoch's loss differs less between the two operators than between three seeds of torch's erf."""
     ours, theirs = last_epoch_loss(f"custom-{formula}", SEEDS[0]), last_epoch_loss(formula, SEEDS[0])
     over_seeds = [last_epoch_loss(FORMULAS[0], seed) for seed in SEEDS]
@@ -70,5 +68,5 @@ def test_trained_with_it_the_difference_is_smaller_than_that_of_seeds(formula: s
     assert abs(ours - theirs) < max(over_seeds) - min(over_seeds)
 
 
-def test_the_names() -> None:
+def test_the_names():
     assert set(GELUS) == {*FORMULAS, *(f"{by}-{f}" for by in ("custom", "python") for f in FORMULAS)}

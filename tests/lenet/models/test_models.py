@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,7 +13,7 @@ MNIST, CIFAR = ImageShape(1, 28, 10), ImageShape(3, 32, 10)
 
 @pytest.mark.parametrize("shape", [MNIST, CIFAR, ImageShape(3, 28, 7), ImageShape(1, 32, 2)], ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model_takes_every_shape_and_every_weight_learns(name: str, shape: ImageShape) -> None:
+def test_every_model_takes_every_shape_and_every_weight_learns(name, shape):
     if shape not in (MNIST, CIFAR) and name in ("vgg13", "vgg16", "vgg19"):
         pytest.skip("the same code as vgg11, and slow")
     model = build_model(name, shape, seed=1)
@@ -26,7 +24,7 @@ def test_every_model_takes_every_shape_and_every_weight_learns(name: str, shape:
     assert without == []
 
 
-def test_resnet18_takes_small_images_and_others_say_what_they_take() -> None:
+def test_resnet18_takes_small_images_and_others_say_what_they_take():
     assert build_model("resnet18", ImageShape(3, 16, 10))(torch.randn(2, 3, 16, 16)).shape == (2, 10)
     with pytest.raises(ConfigError, match="use 16, 28 or 32"):
         build_model("resnet18", ImageShape(3, 20, 10))
@@ -44,18 +42,18 @@ SIZES = {
 
 
 @pytest.mark.parametrize(("name", "shape"), SIZES)
-def test_sizes(name: str, shape: ImageShape) -> None:
+def test_sizes(name, shape):
     assert sum(p.numel() for p in build_model(name, shape).parameters()) == SIZES[name, shape]
 
 
 @pytest.mark.parametrize(("depth", "convolutions"), [(11, 8), (13, 10), (16, 13), (19, 16)])
-def test_vgg_has_its_layers(depth: int, convolutions: int) -> None:
+def test_vgg_has_its_layers(depth, convolutions):
     """The depth in the name counts the convolutions and three linear layers. At this size one linear layer is left."""
     found = [m for m in build_model(f"vgg{depth}", CIFAR).modules() if isinstance(m, nn.Conv2d)]
     assert len(found) == convolutions == depth - 3
 
 
-def test_shared_convolutions_are_one() -> None:
+def test_shared_convolutions_are_one():
     shared, own = (build_model(f"conv10_{kind}", MNIST) for kind in ("shared", "independent"))
     assert sum(isinstance(m, nn.Conv2d) for m in shared.modules()) == 2
     assert sum(isinstance(m, nn.Conv2d) for m in own.modules()) == 10
@@ -65,7 +63,7 @@ def test_shared_convolutions_are_one() -> None:
     assert torch.equal(two[0](x), two[1](x))
 
 
-def test_the_partial_connections_are_the_papers() -> None:
+def test_the_partial_connections_are_the_papers():
     layer = PartialConv2d()
     assert [int(n) for n in layer.sees.sum((1, 2, 3))] == [3] * 6 + [4] * 9 + [6]
     assert int(layer.sees.sum()) * 25 + 16 == 1516
@@ -77,7 +75,7 @@ def test_the_partial_connections_are_the_papers() -> None:
     assert torch.equal(layer(x)[:, 0], layer(blind)[:, 0])
 
 
-def test_subsampling_is_a_scaled_mean() -> None:
+def test_subsampling_is_a_scaled_mean():
     layer = Subsampling(2)
     with torch.no_grad():
         layer.coefficient.copy_(torch.tensor([2.0, 3.0]))
@@ -85,15 +83,15 @@ def test_subsampling_is_a_scaled_mean() -> None:
     assert layer(torch.full((1, 2, 4, 4), 5.0))[0, :, 0, 0].tolist() == [11.0, 14.0]
 
 
-def test_relu_after_pooling_is_relu_before_it() -> None:
+def test_relu_after_pooling_is_relu_before_it():
     model, x = build_model("lenet", MNIST, seed=2), torch.randn(8, 1, 28, 28)
     y = x
-    for convolution in model.features:  # type: ignore[union-attr]
-        y = F.max_pool2d(F.relu(convolution(y)), 2)  # type: ignore[operator]
-    assert torch.equal(model.head(y.flatten(1)), model(x))  # type: ignore[operator]
+    for convolution in model.features:
+        y = F.max_pool2d(F.relu(convolution(y)), 2)
+    assert torch.equal(model.head(y.flatten(1)), model(x))
 
 
-def test_weights_are_a_function_of_the_seed_and_cost_no_random_number() -> None:
+def test_weights_are_a_function_of_the_seed_and_cost_no_random_number():
     before = torch.random.get_rng_state()
     a, b, c = (build_model("lenet", MNIST, seed=s) for s in (1, 1, 2))
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -101,18 +99,18 @@ def test_weights_are_a_function_of_the_seed_and_cost_no_random_number() -> None:
     assert not torch.equal(next(a.parameters()), next(c.parameters()))
 
 
-def test_the_names_are_those_of_the_builders() -> None:
+def test_the_names_are_those_of_the_builders():
     assert tuple(MODELS) == MODEL_NAMES
 
 
-def test_unknown_names() -> None:
+def test_unknown_names():
     with pytest.raises(ConfigError, match=r"unknown model 'lenet6', in --model, did you mean 'lenet'\?"):
         build_model("lenet6", MNIST)
     with pytest.raises(ConfigError, match="images of 64 pixels"):
         build_model("lenet", ImageShape(3, 64, 10))
 
 
-def test_onecycle_is_torchs() -> None:
+def test_onecycle_is_torchs():
     parameter = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=200, cycle_momentum=False)
@@ -123,7 +121,7 @@ def test_onecycle_is_torchs() -> None:
             schedule.step()
 
 
-def test_the_other_rates() -> None:
+def test_the_other_rates():
     assert rate("constant", 57, peak=0.1, total_steps=100) == 0.1
     cosine = [rate("cosine", step, peak=0.1, total_steps=101) for step in range(101)]
     assert cosine[0] == 0.1

@@ -1,9 +1,5 @@
 """Tests of `--operators custom`: the models use this package's operators and compute the same with them."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pandas as pd
 import pytest
 import torch
@@ -16,7 +12,7 @@ from gptscale.lenet.models.registry import Convolutions, CustomMaxPool2d, ImageS
 
 @pytest.mark.parametrize("side", [28, 32])
 @pytest.mark.parametrize("model", ["lenet", "simple_conv", "cnn", "conv2_shared", "conv10_independent", "vgg11"])
-def test_the_same_function(model: str, side: int) -> None:
+def test_the_same_function(model, side):
     """Losses must agree to 1e-6, and gradients as vectors to 1e-5 of their length."""
     found = []
     for custom in (False, True):
@@ -30,14 +26,14 @@ def test_the_same_function(model: str, side: int) -> None:
     assert (custom_gradient - gradient).norm() <= 1e-5 * gradient.norm()
 
 
-def test_gelu_is_not_fused_away() -> None:
+def test_gelu_is_not_fused_away():
     """Convolution, bias and ReLU are one operator. With GELU they must stay separate."""
     images = torch.randn(4, 1, 28, 28, generator=torch.Generator().manual_seed(1))
     plain, custom = (build_model("lenet", ImageShape(1, 28, 10), gelu="erf", custom=c, seed=4) for c in (False, True))
     torch.testing.assert_close(custom(images), plain(images), rtol=1e-5, atol=1e-6)
 
 
-def test_a_run_by_them(tmp_path: Path) -> None:
+def test_a_run_by_them(tmp_path):
     pytest.importorskip("sklearn")
     losses = {}
     for operators in ("torch", "custom"):

@@ -1,11 +1,8 @@
 """Tests of mistakes with `gptscale lenet`: one line says how to mend each, the exit status is 2, no file is created."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from worlds import overridden
@@ -95,12 +92,12 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_refused(case: str, refused: Refused) -> None:
+def test_refused(case, refused):
     words, message = CASES[case]
     assert message in refused(words)
 
 
-def test_folders_in_the_way(folder: Path, refused: Refused) -> None:
+def test_folders_in_the_way(folder, refused):
     (folder / "file").write_text("in the way")
     assert "results folder file cannot be written" in refused([*TRAIN, "--out", "file"])
     (folder / "results" / "runs" / "mine").mkdir(parents=True)
@@ -111,9 +108,7 @@ def test_folders_in_the_way(folder: Path, refused: Refused) -> None:
     assert "has other columns" in refused(TRAIN)
 
 
-def test_a_checkpoint_of_another_run_lists_what_differs(
-    capsys: pytest.CaptureFixture[str], folder: Path, idx_folder: Path, refused: Refused
-) -> None:
+def test_a_checkpoint_of_another_run_lists_what_differs(capsys, folder, idx_folder, refused):
     words = [*TRAIN, "--data", str(idx_folder), "--save-every", "1", "--epochs", "1", "--no-tensorboard"]
     assert main([*words, "--run-name", "a"]) == 0
     capsys.readouterr()
@@ -137,7 +132,7 @@ def test_a_checkpoint_of_another_run_lists_what_differs(
     "C16 | a /dev/shm too small for data workers | lenet refuses the run before the start; a GPT run has no data workers"
 )
 @pytest.mark.slow
-def test_a_shared_memory_too_small_for_data_workers(folder: Path) -> None:
+def test_a_shared_memory_too_small_for_data_workers(folder):
     """Docker's 64 MiB, made smaller. Without the check the worker dies of a bus error."""
     pytest.importorskip("torchvision")
     words = [*TRAIN, "--loader", "dataloader", "--num-workers", "2", "--epochs", "1", "--nproc", "1"]

@@ -1,17 +1,12 @@
 """Tests with the sample of CIFAR-10: every model learns from it, in every precision that the processor has."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from worlds import ok
 
 from gptscale.common.engine import Batch
 from gptscale.lenet.data.loader import Normalise
-from gptscale.lenet.data.sources import VisionData, open_data
+from gptscale.lenet.data.sources import open_data
 from gptscale.lenet.models.registry import MODELS, ImageShape
 from gptscale.lenet.run.columns import read_summary
 from gptscale.lenet.run.config import VisionConfig
@@ -23,11 +18,11 @@ LARGE = ("vgg", "resnet")
 
 
 @pytest.fixture(scope="module")
-def sample(cifar_sample: Path) -> VisionData:
+def sample(cifar_sample):
     return open_data(str(cifar_sample), root=cifar_sample)
 
 
-def losses(sample: VisionData, n_images: int, **options: Any) -> list[float]:
+def losses(sample, n_images, **options):
     """Return the losses of STEPS steps on the same first images of every class."""
     config = VisionConfig(device="cpu", **options)
     engine = VisionEngine(config, ImageShape(3, 32, 10), world_from_environment(config))
@@ -41,7 +36,7 @@ def losses(sample: VisionData, n_images: int, **options: Any) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [model for model in MODELS if model not in ("vgg13", "vgg16")])
-def test_every_model_learns(sample: VisionData, model: str) -> None:
+def test_every_model_learns(sample, model):
     """VGG has one code for its depths. Nets of ten convolutions lose the signal without batch norm, and hardly learn."""
     found = losses(sample, 10 if model.startswith(LARGE) else 40, model=model, lr=1e-3)
     assert found[-1] < found[0] - (0 if model.startswith("conv10") else 0.05), found
@@ -49,7 +44,7 @@ def test_every_model_learns(sample: VisionData, model: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "bf16-pure", "fp16-pure"])
-def test_every_precision_learns(sample: VisionData, precision: str) -> None:
+def test_every_precision_learns(sample, precision):
     name, _, pure = precision.partition("-")
     # torch emulates short types on most processors, many times slower than fp32.
     n_images = 40 if name == "fp32" else 20
@@ -58,7 +53,7 @@ def test_every_precision_learns(sample: VisionData, precision: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_net_passes_40_percent(cifar_sample: Path, tmp_path: Path) -> None:
+def test_a_net_passes_40_percent(cifar_sample, tmp_path):
     """Train the CNN for one epoch by the command: it had 44.9 % right."""
     words = f"--data {cifar_sample} --model cnn --epochs 1 --batch-size 16 --lr 1e-3 --seed 1 --augment none"
     words += " --optimizer adamw --lr-schedule onecycle --label-smoothing 0.1"

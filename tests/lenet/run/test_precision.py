@@ -1,12 +1,5 @@
 """Tests of precisions: every mode of this processor trains, fp16 skips and counts overflows, and resumes without a trace."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-import pandas as pd
 import pytest
 import torch
 from vision_runs import asked_to_stop, assert_same_end, harmed, run, table
@@ -25,9 +18,7 @@ LENET = ["--model", "lenet", "--batch-size", "32"]
 
 
 @pytest.mark.slow
-def test_every_mode_of_a_processor(
-    study: Callable[..., pd.DataFrame], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_mode_of_a_processor(study, monkeypatch, capsys):
     """Pretend that the processor multiplies bf16 and fp16, so that `auto` takes all modes but tf32."""
     monkeypatch.setattr(devices, "cpu_flags", lambda: {"avx512bw", "avx512_fp16"})
     rows = study("precision", *LENET, "--max-steps", "20", "--lr", "0.1")
@@ -54,7 +45,7 @@ def test_every_mode_of_a_processor(
     assert "report C: VGG-19 on CIFAR-10, 200 epochs" in said
 
 
-def test_what_a_machine_cannot_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_machine_cannot_compute(monkeypatch):
     modes, missing = choose(PrecisionOptions(device="cpu"))
     assert modes == [mode for mode in MODES if mode != "tf32"]
     assert "needs a GPU of Ampere" in missing["tf32"]
@@ -66,13 +57,13 @@ def test_what_a_machine_cannot_compute(monkeypatch: pytest.MonkeyPatch) -> None:
         check_vision_precision(bf16, torch.device("cuda"))
 
 
-def engine(**options: Any) -> VisionEngine:
+def engine(**options):
     config = VisionConfig(device="cpu", precision="fp16", **options)
     return VisionEngine(config, ImageShape(1, 28, 10), world_from_environment(config))
 
 
 @pytest.mark.parametrize(("amp", "optimizer"), [(True, "sgd"), (True, "adam"), (False, "sgd")])
-def test_a_step_that_overflows_changes_nothing(amp: bool, optimizer: str) -> None:
+def test_a_step_that_overflows_changes_nothing(amp, optimizer):
     """It changes neither weights nor optimizer state nor the count of steps. The next step without overflow changes them."""
     tried = engine(amp=amp, optimizer=optimizer, loss_scale=str(2**24))
     images, labels = torch.randn(16, 1, 28, 28), torch.arange(16) % 10
@@ -88,7 +79,7 @@ def test_a_step_that_overflows_changes_nothing(amp: bool, optimizer: str) -> Non
     assert not all(torch.equal(box.tensor, before[box.name]) for box in tried.state())
 
 
-def test_the_scale_does_not_change_what_is_learnt() -> None:
+def test_the_scale_does_not_change_what_is_learnt():
     """Gradients are divided by the scale again, in fp32, even where they are fp16 themselves."""
     images, labels = torch.randn(16, 1, 28, 28).half(), torch.arange(16) % 10
     scaled, plain = (engine(amp=False, optimizer="sgd", loss_scale=scale) for scale in ("64", "none"))
@@ -102,17 +93,17 @@ def test_the_scale_does_not_change_what_is_learnt() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("scale", [None, 64.0])
-def test_sgd_of_half_weights_is_torchs_without_fusion(dtype: torch.dtype, scale: float | None) -> None:
+def test_sgd_of_half_weights_is_torchs_without_fusion(dtype, scale):
     """They agree within the rounding of weights and momentum. torch's fused SGD would not change most of these weights."""
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(100, generator=generator).to(dtype)
     gradients = [torch.randn(100, generator=generator).to(dtype) for _ in range(5)]
     ours, plain = (torch.nn.Parameter(start.clone()) for _ in range(2))
-    options: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+    options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
     half, torchs = HalfSGD([ours], **options), torch.optim.SGD([plain], foreach=False, **options)
     half.state[ours]["momentum_buffer"] = torch.zeros_like(ours)
     if scale is not None:
-        half.grad_scale, half.found_inf = torch.tensor(scale), torch.tensor(0.0)  # type: ignore[attr-defined]
+        half.grad_scale, half.found_inf = torch.tensor(scale), torch.tensor(0.0)
     for gradient in gradients:
         ours.grad, plain.grad = gradient * (scale or 1.0), gradient.clone()
         half.step()
@@ -121,12 +112,10 @@ def test_sgd_of_half_weights_is_torchs_without_fusion(dtype: torch.dtype, scale:
     assert torch.allclose(ours, plain, rtol=0, atol=8 * torch.finfo(dtype).eps)
 
 
-def test_a_run_stopped_while_it_skips_continues_bit_identically(
-    tmp_path: Path, idx_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_stopped_while_it_skips_continues_bit_identically(tmp_path, idx_folder, monkeypatch):
     """Begin with a scale that is far too high. It is halved step by step before and after the stop, then grows again."""
 
-    def high(config: VisionConfig, device: torch.device) -> tuple[torch.amp.GradScaler, None]:
+    def high(config, device):
         return torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=4), None
 
     monkeypatch.setattr(engine_module, "make_scaler", high)
@@ -145,9 +134,7 @@ def test_a_run_stopped_while_it_skips_continues_bit_identically(
     assert_same_end(whole.folder, resumed.folder)
 
 
-def test_a_loss_that_overflows_is_a_result(
-    study: Callable[..., pd.DataFrame], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loss_that_overflows_is_a_result(study, capsys):
     """It is in the rows and in a note, but in no median."""
     with harmed(2, seed=2):
         rows = study("precision", *LENET, "--modes", "fp32", "--repeats", "2", ends=("ok", "failed"))

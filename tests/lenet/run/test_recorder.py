@@ -1,16 +1,12 @@
 """The recorder of a vision run with given losses and times: what an epoch's row, the totals and the columns hold."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from made_up_clock import Clock
 
 from gptscale.common.engine import StepResult
 from gptscale.common.process.world import World
@@ -30,7 +26,7 @@ class Plan(SimpleNamespace):
     ends_epoch = VisionPlan.ends_epoch
 
 
-def take(recorder: VisionRecorder, clock: Clock, steps: range, losses: list[float], skipped: int | None = None) -> None:
+def take(recorder, clock, steps, losses, skipped=None):
     """Record steps that load for 0.5 s and compute for 1.5 s."""
     for step, loss in zip(steps, losses, strict=True):
         with recorder.waiting():
@@ -41,26 +37,24 @@ def take(recorder: VisionRecorder, clock: Clock, steps: range, losses: list[floa
             clock.passes(1.0)
 
 
-def result(loss: float, skipped: torch.Tensor | None = None) -> StepResult:
+def result(loss, skipped=None):
     return StepResult(torch.tensor(loss), torch.tensor(math.nan), torch.tensor([loss]), skipped)
 
 
-def end_epoch(recorder: VisionRecorder, clock: Clock, epoch: int, score: Score | None, seconds: float = 0.0) -> None:
+def end_epoch(recorder, clock, epoch, score, seconds=0.0):
     with recorder.paused():
         clock.passes(seconds)
         recorder.end_epoch(epoch, 4 * epoch, score, seconds)
 
 
-def opened(
-    folder: Path, clock: Clock, *, start_step: int = 0, past: EarlierProgress | None = None, **options: Any
-) -> VisionRecorder:
-    config: Any = VisionConfig(**{"epochs": 2, "batch_size": 10, "log_every": 1, "tensorboard": False, **options})
-    plan: Any = Plan(config=config)
+def opened(folder, clock, *, start_step=0, past=None, **options):
+    config = VisionConfig(**{"epochs": 2, "batch_size": 10, "log_every": 1, "tensorboard": False, **options})
+    plan = Plan(config=config)
     past = past or EarlierProgress()
-    return VisionRecorder(plan, folder, start_step=start_step, past=past, began=90.0, quiet=True, clock=clock)
+    return VisionRecorder(plan, folder, start_step=start_step, past=past, began=90.0, clock=clock)
 
 
-def test_an_epochs_row_has_the_mean_loss_and_the_rate_of_its_own_time(tmp_path: Path, clock: Clock) -> None:
+def test_an_epochs_row_has_the_mean_loss_and_the_rate_of_its_own_time(tmp_path, clock):
     with opened(tmp_path, clock) as recorder:
         take(recorder, clock, range(1, 5), [4.0, 3.0, 2.0, 1.0])
         end_epoch(recorder, clock, 1, Score(0.5, (30, 10), (40, 40)), 5.0)
@@ -76,7 +70,7 @@ def test_an_epochs_row_has_the_mean_loss_and_the_rate_of_its_own_time(tmp_path: 
     assert pd.read_csv(tmp_path / "steps.csv").loss.tolist() == [4.0, 3.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]
 
 
-def test_a_resumed_epoch_counts_the_losses_before_and_the_time_since(tmp_path: Path, clock: Clock) -> None:
+def test_a_resumed_epoch_counts_the_losses_before_and_the_time_since(tmp_path, clock):
     past = EarlierProgress(epoch_loss_sum=7.0, epoch_steps=2, loss_first=4.0, best_accuracy=0.9)
     with opened(tmp_path, clock, start_step=2, past=past) as recorder:
         take(recorder, clock, range(3, 5), [2.0, 1.0])
@@ -89,7 +83,7 @@ def test_a_resumed_epoch_counts_the_losses_before_and_the_time_since(tmp_path: P
     assert (figures["test_accuracy"], figures["best_test_accuracy"]) == (0.8, 0.9)
 
 
-def test_the_time_to_an_accuracy_counts_from_the_loading_of_the_data(tmp_path: Path, clock: Clock) -> None:
+def test_the_time_to_an_accuracy_counts_from_the_loading_of_the_data(tmp_path, clock):
     with opened(tmp_path, clock) as recorder:
         for epoch, correct in ((1, 980), (2, 990), (3, 993)):
             take(recorder, clock, range(4 * epoch - 3, 4 * epoch + 1), [1.0] * 4)
@@ -100,28 +94,28 @@ def test_the_time_to_an_accuracy_counts_from_the_loading_of_the_data(tmp_path: P
 
 
 @pytest.fixture
-def saves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def saves(monkeypatch):
     """Return the list in which what is done to save is written down."""
-    done: list[Any] = []
+    done = []
     monkeypatch.setattr(
         checkpoints, "save", lambda engine, folder, step, facts, keep: done.append((step, facts["past"], keep))
     )
     return done
 
 
-def saver(done: list[Any], save_every: int) -> VisionSaver:
+def saver(done, save_every):
     """Return the saver of a run of ten epochs of four steps, whose recorder says when it is told to put its rows on disk."""
     config, order = VisionConfig(save_every=save_every, keep_checkpoints=3), SimpleNamespace(steps_per_epoch=4)
     world = SimpleNamespace(world_size=1)
-    plan: Any = SimpleNamespace(config=config, world=world, recipe="lenet", work={}, batch_order=order)
+    plan = SimpleNamespace(config=config, world=world, recipe="lenet", work={}, batch_order=order)
     plan.run = plan
     past = EarlierProgress(epoch_loss_sum=1.5, skipped_steps=2)
-    recorder: Any = SimpleNamespace(sync=lambda: done.append("rows"), past=past)
-    engine: Any = SimpleNamespace()
+    recorder = SimpleNamespace(sync=lambda: done.append("rows"), past=past)
+    engine = SimpleNamespace()
     return VisionSaver(plan, engine, recorder, Path("checkpoints"))
 
 
-def test_every_third_epoch_and_the_last_are_saved_behind_their_rows(saves: list[Any]) -> None:
+def test_every_third_epoch_and_the_last_are_saved_behind_their_rows(saves):
     save_checkpoint = saver(saves, 3)
     for step in range(1, 41):
         save_checkpoint(step, step == 40)
@@ -129,7 +123,7 @@ def test_every_third_epoch_and_the_last_are_saved_behind_their_rows(saves: list[
     assert steps == [*("rows", 12), *("rows", 24), *("rows", 36), *("rows", 40)]
 
 
-def test_a_run_that_is_asked_to_stop_is_saved_wherever_it_is(saves: list[Any]) -> None:
+def test_a_run_that_is_asked_to_stop_is_saved_wherever_it_is(saves):
     saver(saves, 3)(7, True)
     _, (step, past, keep) = saves
     assert (step, keep) == (7, 3)

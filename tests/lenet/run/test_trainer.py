@@ -1,12 +1,7 @@
 """Tests of runs by Lightning's Trainer: they compute, stop and resume as our loop does."""
 
-from __future__ import annotations
-
 import os
 import socket
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -19,13 +14,12 @@ from gptscale.common.errors import ConfigError
 from gptscale.lenet.run.config import VisionConfig, option_words
 from gptscale.lenet.run.preflight import world_from_environment
 from gptscale.lenet.run.strategy import check_strategy
-from gptscale.lenet.run.worker import RunOutcome
 
 LONG = vision_runs.LONG | {"log_every": 1}
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def alone(monkeypatch):
     """Make this process a world of one, as a launcher would start it."""
     pytest.importorskip("pytorch_lightning", reason="it needs pip install 'gptscale[lightning-trainer]'")
     world = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
@@ -37,7 +31,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def run(tmp_path: Path, name: str, **options: Any) -> RunOutcome:
+def run(tmp_path, name, **options):
     if "MASTER_PORT" in os.environ:
         # The store of a world that has ended keeps its port until this process ends.
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -47,7 +41,7 @@ def run(tmp_path: Path, name: str, **options: Any) -> RunOutcome:
 
 @pytest.mark.parametrize("strategy", ["trainer_bare", "trainer"])
 @pytest.mark.usefixtures("alone")
-def test_the_trainer_computes_what_our_loop_does(tmp_path: Path, idx_folder: Path, strategy: str) -> None:
+def test_the_trainer_computes_what_our_loop_does(tmp_path, idx_folder, strategy):
     ours = run(tmp_path, "ours", data=str(idx_folder), strategy="single", **LONG)
     its = run(tmp_path, "its", data=str(idx_folder), strategy=strategy, **LONG)
     assert its.exit_status == 0
@@ -64,7 +58,7 @@ def test_the_trainer_computes_what_our_loop_does(tmp_path: Path, idx_folder: Pat
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_trainer_stopped_within_an_epoch_continues_as_if_it_had_not(tmp_path: Path, idx_folder: Path) -> None:
+def test_a_trainer_stopped_within_an_epoch_continues_as_if_it_had_not(tmp_path, idx_folder):
     options = {**LONG, "data": str(idx_folder), "strategy": "trainer_bare"}
     whole = run(tmp_path, "whole", **options)
     with asked_to_stop(8):
@@ -79,7 +73,7 @@ def test_a_trainer_stopped_within_an_epoch_continues_as_if_it_had_not(tmp_path: 
 
 
 @pytest.mark.usefixtures("alone")
-def test_weights_in_bf16_are_trained_too(tmp_path: Path, idx_folder: Path) -> None:
+def test_weights_in_bf16_are_trained_too(tmp_path, idx_folder):
     """Lightning computes the gradients inside of the optimizer's step, also of our own optimizer."""
     options = {"data": str(idx_folder), "epochs": 2, "precision": "bf16", "amp": False, "optimizer": "sgd", "lr": 0.05}
     ours, its = (run(tmp_path, name, strategy=name, **options) for name in ("single", "trainer_bare"))
@@ -88,7 +82,7 @@ def test_weights_in_bf16_are_trained_too(tmp_path: Path, idx_folder: Path) -> No
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_loss_that_is_not_finite_ends_the_run_by_its_name(tmp_path: Path, idx_folder: Path) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run_by_its_name(tmp_path, idx_folder):
     with harmed(0):
         ended = run(tmp_path, "r", data=str(idx_folder), strategy="trainer_bare", **LONG)
     assert ended.row["status"] == "failed"
@@ -97,21 +91,19 @@ def test_a_loss_that_is_not_finite_ends_the_run_by_its_name(tmp_path: Path, idx_
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("alone")
-def test_two_ranks_by_the_trainer_give_the_losses_of_one(
-    tmp_path: Path, idx_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_ranks_by_the_trainer_give_the_losses_of_one(tmp_path, idx_folder, monkeypatch):
     options = {"data": str(idx_folder), "epochs": 8, "batch_size": 16}
     one = run(tmp_path, "one", strategy="single", **options)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name)
-    config = VisionConfig(out=tmp_path, run_name="two", device="cpu", strategy="trainer_bare", **options)  # type: ignore[arg-type]
+    config = VisionConfig(out=tmp_path, run_name="two", device="cpu", strategy="trainer_bare", **options)
     ok("lenet", "train", "--nproc", 2, *option_words(config))
     a, b = table(one, "steps.csv"), pd.read_csv(tmp_path / "runs/two/steps.csv", float_precision="round_trip")
     assert len(a) == len(b) == 48
     assert float(((a.loss - b.loss).abs() / a.loss).max()) <= 1e-5
 
 
-def test_what_the_trainer_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_trainer_cannot_do_is_refused(monkeypatch):
     world = world_from_environment(VisionConfig(device="cpu"))
     monkeypatch.setattr("gptscale.lenet.run.strategy.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"Lightning's Trainer is not installed, in --strategy trainer, pip install"):

@@ -1,14 +1,10 @@
 """Tests of vision runs: two processes compute what one computes, and a run that was killed resumes without a trace."""
 
-from __future__ import annotations
-
 import errno
 import json
 import re
 import signal
 import time
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import psutil
@@ -18,25 +14,23 @@ from vision_runs import LONG, asked_to_stop, assert_same_end, harmed, run, table
 from worlds import Started, command, ok, ranks, rows
 
 from gptscale.common.checkpoint.reader import step_folders
-from gptscale.common.engine import Batch
 from gptscale.common.process.program import Program
 from gptscale.foresight.verdict.files import read_verdict
 from gptscale.launchers.cli import main
 from gptscale.lenet.run.columns import LENET, read_summary
 from gptscale.lenet.run.config import RUN_IMPORTS, VisionConfig, option_words
 from gptscale.lenet.run.engine import VisionEngine
-from gptscale.lenet.run.worker import RunOutcome
 
 
-def steps(outcome: RunOutcome) -> pd.DataFrame:
+def steps(outcome):
     return table(outcome).set_index("step")
 
 
-def test_two_ranks_against_one_processs_arithmetic(idx_folder: Path) -> None:
+def test_two_ranks_against_one_processs_arithmetic(idx_folder):
     ranks("world_vision_parity.py", 2, idx_folder)
 
 
-GOLDEN: dict[str, tuple[dict[str, Any], list[float]]] = {
+GOLDEN = {
     "lenet": ({}, [2.3159626, 2.3160353, 2.2944455, 2.3053589]),
     "cnn": (
         {"model": "cnn", "augment": "jitter", "optimizer": "adamw", "weight_decay": 0.05, "lr_schedule": "onecycle"},
@@ -58,7 +52,7 @@ GOLDEN: dict[str, tuple[dict[str, Any], list[float]]] = {
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_losses_are_those_of_2026_11_26(tmp_path: Path, idx_folder: Path, name: str) -> None:
+def test_losses_are_those_of_2026_11_26(tmp_path, idx_folder, name):
     """Of the steps 1, 4 and 8 and of the test, from before the lab was cut down. Other processors round otherwise."""
     options, expected = GOLDEN[name]
     ended = run(tmp_path, "r", data=str(idx_folder), batch_size=16, max_steps=8, epochs=2, **options)
@@ -67,9 +61,7 @@ def test_losses_are_those_of_2026_11_26(tmp_path: Path, idx_folder: Path, name: 
 
 
 @pytest.mark.promise("S1")
-def test_a_disk_with_too_little_space_ends_the_run_before_its_first_step(
-    small_disk: Path, idx_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_disk_with_too_little_space_ends_the_run_before_its_first_step(small_disk, idx_folder, capsys):
     """A checkpoint of LeNet-5 with adam takes 0.7 MB, and three do not fit into 2 MiB."""
     outcome = run(small_disk, "r", data=str(idx_folder), epochs=9, save_every=1)
     assert outcome.exit_status == 5
@@ -78,11 +70,11 @@ def test_a_disk_with_too_little_space_ends_the_run_before_its_first_step(
 
 
 @pytest.mark.parametrize("augmentation", ["none", "affine"])
-def test_two_processes_give_the_losses_of_one(tmp_path: Path, idx_folder: Path, augmentation: str) -> None:
+def test_two_processes_give_the_losses_of_one(tmp_path, idx_folder, augmentation):
     """Compare by the real command, with augmentation too: its draws belong to the image's place and not to a rank."""
     options = {"data": str(idx_folder), "epochs": 4, "batch_size": 16, "augment": augmentation}
     one = run(tmp_path, "one", **options)
-    config = VisionConfig(out=tmp_path, run_name="two", device="cpu", tensorboard=False, **options)  # type: ignore[arg-type]
+    config = VisionConfig(out=tmp_path, run_name="two", device="cpu", tensorboard=False, **options)
     ended = ok("lenet", "train", "--nproc", 2, *option_words(config))
     assert f"  verdict {read_verdict(tmp_path / 'runs/two').line()}" in ended.stdout
     a, b = steps(one), pd.read_csv(tmp_path / "runs/two/steps.csv", float_precision="round_trip").set_index("step")
@@ -96,10 +88,10 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path, idx_folder: Path, 
     assert rows.class_accuracy["two"] == rows.class_accuracy["one"]
 
 
-def test_a_killed_run_continues_bit_identically(tmp_path: Path, idx_folder: Path) -> None:
+def test_a_killed_run_continues_bit_identically(tmp_path, idx_folder):
     options = {**LONG, "data": str(idx_folder)}
     whole = run(tmp_path, "whole", **options)
-    config = VisionConfig(out=tmp_path, run_name="killed", device="cpu", tensorboard=False, **options)  # type: ignore[arg-type]
+    config = VisionConfig(out=tmp_path, run_name="killed", device="cpu", tensorboard=False, **options)
     program = Program("gptscale.lenet.run.worker", tuple(option_words(config)), imports=RUN_IMPORTS)
     victim = Started(program)
     folder = tmp_path / "runs" / "killed" / "checkpoints"
@@ -119,7 +111,7 @@ def test_a_killed_run_continues_bit_identically(tmp_path: Path, idx_folder: Path
     assert resumed.row["loss_first"] == whole.row["loss_first"]
 
 
-def test_a_run_asked_to_stop_within_an_epoch_continues_bit_identically(tmp_path: Path, idx_folder: Path) -> None:
+def test_a_run_asked_to_stop_within_an_epoch_continues_bit_identically(tmp_path, idx_folder):
     options = {**LONG, "data": str(idx_folder), "log_every": 1}
     whole = run(tmp_path, "whole", **options)
     with asked_to_stop(8):
@@ -132,7 +124,7 @@ def test_a_run_asked_to_stop_within_an_epoch_continues_bit_identically(tmp_path:
     assert table(resumed, "epochs.csv").train_loss.equals(table(whole, "epochs.csv").train_loss)
 
 
-def test_a_checkpoint_without_the_totals_of_earlier_steps_is_refused(tmp_path: Path, idx_folder: Path) -> None:
+def test_a_checkpoint_without_the_totals_of_earlier_steps_is_refused(tmp_path, idx_folder):
     options = {"data": str(idx_folder), "batch_size": 16, "save_every": 1}
     saved = run(tmp_path, "r", epochs=1, **options).folder / "checkpoints" / "step-6"
     content = json.loads((saved / "manifest.json").read_bytes())
@@ -143,7 +135,7 @@ def test_a_checkpoint_without_the_totals_of_earlier_steps_is_refused(tmp_path: P
     assert "has no valid 'past'" in resumed.row["error"]
 
 
-def test_the_dataloader_continues_bit_identically_too(tmp_path: Path, idx_folder: Path) -> None:
+def test_the_dataloader_continues_bit_identically_too(tmp_path, idx_folder):
     pytest.importorskip("torchvision")
     options = {"data": str(idx_folder), "epochs": 2, "batch_size": 16, "loader": "dataloader", "save_every": 1}
     whole = run(tmp_path, "whole", **options)
@@ -151,7 +143,7 @@ def test_the_dataloader_continues_bit_identically_too(tmp_path: Path, idx_folder
     assert_same_end(whole.folder, resumed.folder)
 
 
-def test_what_a_run_leaves(tmp_path: Path, idx_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_a_run_leaves(tmp_path, idx_folder, capfd):
     """It leaves rows, events and lines, and prints no progress bar where there is no terminal."""
     words = ["--data", str(idx_folder), "--epochs", "2", "--out", str(tmp_path), "--run-name", "r", "--device", "cpu"]
     assert main(["lenet", "train", *words]) == 0
@@ -173,9 +165,7 @@ def test_what_a_run_leaves(tmp_path: Path, idx_folder: Path, capfd: pytest.Captu
     assert events.Scalars("train/loss")
 
 
-def test_a_loss_that_is_none_stops_the_run_with_its_row(
-    tmp_path: Path, idx_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loss_that_is_none_stops_the_run_with_its_row(tmp_path, idx_folder, capsys):
     with harmed(4):
         ended = run(tmp_path, "r", data=str(idx_folder), epochs=5)
     assert ended.exit_status == 6
@@ -185,7 +175,7 @@ def test_a_loss_that_is_none_stops_the_run_with_its_row(
     assert "lower --lr" in capsys.readouterr().err
 
 
-def test_a_run_whose_rank_0_is_killed_leaves_its_row(tmp_path: Path, idx_folder: Path) -> None:
+def test_a_run_whose_rank_0_is_killed_leaves_its_row(tmp_path, idx_folder):
     """The launcher writes it, from the run.json of the run's start."""
     words = ["--nproc", "2", "--data", str(idx_folder), "--batch-size", "16", "--epochs", "100000", "--device", "cpu"]
     words += ["--out", str(tmp_path), "--run-name", "r", "--no-tensorboard", "--log-every", "1"]
@@ -205,13 +195,11 @@ def test_a_run_whose_rank_0_is_killed_leaves_its_row(tmp_path: Path, idx_folder:
     "P16 | a data worker is killed | a GPT run reads by a thread, so there is none to kill; a vision run names the "
     "worker, 3"
 )
-def test_a_killed_data_worker_is_named_and_the_run_ends_with_3(
-    tmp_path: Path, idx_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_data_worker_is_named_and_the_run_ends_with_3(tmp_path, idx_folder, monkeypatch, capsys):
     pytest.importorskip("torchvision")
     step, before = VisionEngine.train_step, set(psutil.Process().children())
 
-    def train_step(engine: VisionEngine, batch: Batch, lr: float) -> Any:
+    def train_step(engine, batch, lr):
         for worker in set(psutil.Process().children()) - before if batch.step == 2 else ():
             worker.kill()
         return step(engine, batch, lr)
@@ -227,13 +215,11 @@ def test_a_killed_data_worker_is_named_and_the_run_ends_with_3(
     assert line.startswith("gptscale: error: rank 0: a data worker died")
 
 
-def test_a_signal_that_comes_while_the_row_is_written_raises_nothing(
-    tmp_path: Path, idx_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def late(*_: object) -> None:
+def test_a_signal_that_comes_while_the_row_is_written_raises_nothing(tmp_path, idx_folder, monkeypatch):
+    def late(*_):
         raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
 
-    def train_step(engine: VisionEngine, batch: Batch, lr: float) -> Any:
+    def train_step(engine, batch, lr):
         # As torch's loader does. git, which the row asks for the commit, sends this signal when it ends.
         signal.signal(signal.SIGCHLD, late)
         raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")

@@ -1,16 +1,11 @@
 """Tests of Weights & Biases: offline, TensorBoard's scalars are in a file under the run's folder and nowhere else."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -31,7 +26,7 @@ needs_wandb = pytest.mark.skipif(find_spec("wandb") is None, reason="needs wandb
 
 
 @pytest.fixture
-def offline(tmp_path: Path) -> dict[str, str]:
+def offline(tmp_path):
     """Return an environment in which wandb can write only under `tmp_path`/home and finds no server."""
     home = tmp_path / "home"
     settings = {"HOME": str(home), "WANDB_MODE": "offline", "WANDB_BASE_URL": "http://127.0.0.1:9"}
@@ -39,32 +34,30 @@ def offline(tmp_path: Path) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "XDG"))} | settings
 
 
-def run(
-    folder: Path, environment: dict[str, str], *words: str, imports: tuple[str, ...] = RUN_IMPORTS
-) -> subprocess.CompletedProcess[str]:
+def run(folder, environment, *words, imports=RUN_IMPORTS):
     """Run the command in a process and a working folder of its own."""
     with contextlib.chdir(folder):
         program = Program("gptscale.launchers.cli", words, imports=imports)
         return run_captured(program, timeout=400, environ=environment)
 
 
-def train(folder: Path, environment: dict[str, str], *words: str, epochs: int = 2, status: int = 0) -> None:
+def train(folder, environment, *words, epochs=2, status=0):
     ended = run(folder, environment, "lenet", "train", "--epochs", str(epochs), *WORDS, *words)
     assert ended.returncode == status, ended.stdout[-2000:] + ended.stderr[-2000:]
 
 
-def records(file: Path) -> Iterator[tuple[str, Any]]:
+def records(file):
     """Yield the records that wandb wrote."""
-    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
+    from wandb.proto.wandb_internal_pb2 import Record
 
     for record in map(Record.FromString, foreign._records(file.read_bytes())):
         kind = record.WhichOneof("record_type")
         yield kind, getattr(record, kind)
 
 
-def history(file: Path) -> dict[str, list[tuple[int, float]]]:
+def history(file):
     """Return each tag's steps and values."""
-    found: dict[str, list[tuple[int, float]]] = {}
+    found = {}
     for kind, record in records(file):
         if kind == "history":
             for item in record.item:
@@ -76,7 +69,7 @@ def history(file: Path) -> dict[str, list[tuple[int, float]]]:
 
 @pytest.mark.slow
 @needs_wandb
-def test_offline_it_has_what_tensorboard_has(tmp_path: Path, idx_folder: Path, offline: dict[str, str]) -> None:
+def test_offline_it_has_what_tensorboard_has(tmp_path, idx_folder, offline):
     train(tmp_path, offline, "--data", str(idx_folder), "--save-every", "1")
     # There is no ./wandb.
     assert {p.name for p in tmp_path.iterdir()} <= {"out", "raw", "home"}
@@ -105,7 +98,7 @@ def test_offline_it_has_what_tensorboard_has(tmp_path: Path, idx_folder: Path, o
 
 @pytest.mark.slow
 @needs_wandb
-def test_a_run_that_failed_is_failed_there_too(tmp_path: Path, idx_folder: Path, offline: dict[str, str]) -> None:
+def test_a_run_that_failed_is_failed_there_too(tmp_path, idx_folder, offline):
     harm = "--lr 100 --weight-decay 100 --optimizer sgd --no-tensorboard".split()
     train(tmp_path, offline, "--data", str(idx_folder), *harm, epochs=9, status=6)
     (file,) = tmp_path.glob("out/runs/r/wandb/offline-run-*/*.wandb")
@@ -113,9 +106,7 @@ def test_a_run_that_failed_is_failed_there_too(tmp_path: Path, idx_folder: Path,
     assert not list(tmp_path.glob("out/runs/r/events*"))
 
 
-def test_without_the_package_or_an_account_nothing_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package_or_an_account_nothing_starts(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -133,7 +124,7 @@ def test_without_the_package_or_an_account_nothing_starts(
 
 
 @needs_wandb
-def test_with_no_account_it_says_how_to_go_on(tmp_path: Path, offline: dict[str, str]) -> None:
+def test_with_no_account_it_says_how_to_go_on(tmp_path, offline):
     del offline["WANDB_MODE"]
     ended = run(tmp_path, offline, "lenet", "train", "--wandb")
     assert ended.returncode == 2
@@ -144,18 +135,16 @@ def test_with_no_account_it_says_how_to_go_on(tmp_path: Path, offline: dict[str,
 
 
 @needs_wandb
-def test_what_breaks_on_the_way_is_a_warning_and_at_the_start_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_breaks_on_the_way_is_a_warning_and_at_the_start_an_error(tmp_path, capsys, monkeypatch):
     import wandb
 
     class Broken:
         offline, dir = True, str(tmp_path / "wandb" / "offline-run" / "files")
 
-        def log(self, values: dict[str, float], step: int) -> None:
+        def log(self, values, step):
             raise wandb.Error("the service has gone")
 
-    given: dict[str, Any] = {}
+    given = {}
     monkeypatch.setattr(wandb, "init", lambda **options: given.update(options) or Broken())
     board = WandbBoard(tmp_path, 0, {"out": Path("results"), "lr": 0.1})
     assert given["config"] == {"out": "results", "lr": 0.1}
@@ -171,7 +160,7 @@ def test_what_breaks_on_the_way_is_a_warning_and_at_the_start_an_error(
     # A run that is begun anew is another run.
     assert given["id"] != continued
 
-    def unreachable(**options: Any) -> None:
+    def unreachable(**options):
         raise wandb.Error("no route to host")
 
     monkeypatch.setattr(wandb, "init", unreachable)
@@ -181,7 +170,7 @@ def test_what_breaks_on_the_way_is_a_warning_and_at_the_start_an_error(
 
 @pytest.mark.slow
 @needs_wandb
-def test_the_gpt_has_it_too(tmp_path: Path, offline: dict[str, str]) -> None:
+def test_the_gpt_has_it_too(tmp_path, offline):
     words = ["run", "single", "--data", "synthetic", "--steps", "2", "--seq-len", "16", "--micro-batch-size", "2"]
     where = ["--global-batch-size", "2", "--device", "cpu", "--out", "out", "--run-name", "r", "--wandb"]
     ended = run(tmp_path, offline, *words, *where, imports=IMPORTS)

@@ -1,9 +1,5 @@
 """Tests of `gptscale lenet baseline`: what it writes, and that the embedded digits are learned."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
@@ -14,7 +10,7 @@ from gptscale.lenet.studies.baseline import PRESETS
 
 
 @pytest.mark.slow
-def test_the_digits_are_learned_to_98_5_percent(tmp_path: Path) -> None:
+def test_the_digits_are_learned_to_98_5_percent(tmp_path):
     """Run the command as a user types it, for one seed, and check accuracy, rows, table and figure."""
     pytest.importorskip("sklearn")
     files = {name: tmp_path / f"b.{name}" for name in ("csv", "md", "png")}
@@ -37,5 +33,5 @@ def test_the_digits_are_learned_to_98_5_percent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_are_valid(name: str) -> None:
+def test_presets_are_valid(name):
     assert VisionConfig(**PRESETS[name]).epochs >= 3

@@ -1,11 +1,7 @@
 """Tests of the studies of batch and backend: the same work has the same loss, and equal rows do not differ significantly."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable
 
-import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,7 +17,7 @@ ON_CUDA = World(0, 0, 2, torch.device("cuda", 0), 60.0)
 
 
 @pytest.mark.slow
-def test_batches(study: Callable[..., pd.DataFrame], capsys: pytest.CaptureFixture[str]) -> None:
+def test_batches(study, capsys):
     """Two processes with half of the batch each compute what one process with the whole batch computes."""
     rows = study("batch", *LENET, "--per-rank", "32")
     assert rows.batch_size.to_dict() == {"1 x 32": 32, "1 x 64": 64, "2 x 32": 64}
@@ -38,7 +34,7 @@ def test_batches(study: Callable[..., pd.DataFrame], capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
-def test_gloo_against_itself(study: Callable[..., pd.DataFrame], capsys: pytest.CaptureFixture[str]) -> None:
+def test_gloo_against_itself(study, capsys):
     rows = study("backend", *LENET, "--per-rank", "16")
     assert rows.backend.to_dict() == {"Gloo, 16 per rank": "gloo", "Gloo again, 16 per rank": "gloo"}
     assert (rows.strategy == "ddp").all()
@@ -48,7 +44,7 @@ def test_gloo_against_itself(study: Callable[..., pd.DataFrame], capsys: pytest.
     assert "one run each tells nothing of their spread" in said
 
 
-def test_what_is_said_of_two_backends() -> None:
+def test_what_is_said_of_two_backends():
     column = Column("training s", of("s"), ".1f", spread=True)
     near = {"NCCL": [{"s": 10.0}, {"s": 12.0}], "Gloo": [{"s": 11.0}, {"s": 13.2}]}
     assert verdict(near, column) == [
@@ -59,24 +55,24 @@ def test_what_is_said_of_two_backends() -> None:
     assert verdict(far, column)[1] == "training s: NCCL and Gloo differ, their spreads do not overlap"
 
 
-def test_torch_takes_gloo_for_both_devices() -> None:
+def test_torch_takes_gloo_for_both_devices():
     dist.init_process_group("cpu:gloo,cuda:gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         votes = torch.ones(2)
         dist.all_reduce(votes)
         assert votes.tolist() == [1.0, 1.0]
-        assert dist.group.WORLD._get_backend(torch.device("cuda")).name() == "gloo"  # type: ignore[union-attr]
+        assert dist.group.WORLD._get_backend(torch.device("cuda")).name() == "gloo"
     finally:
         dist.destroy_process_group()
 
 
-def test_one_process_exchanges_nothing() -> None:
+def test_one_process_exchanges_nothing():
     alone = dataclasses.replace(ON_CUDA, world_size=1)
     assert backend_of(VisionConfig(), alone) is None
     assert backend_of(VisionConfig(strategy="ddp"), alone) == "nccl"
 
 
-def test_dataparallel_lists_all_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataparallel_lists_all_other_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     assert other_devices(VisionConfig(strategy="dataparallel"), ON_CUDA) == [torch.device("cuda", i) for i in (1, 2)]
     assert other_devices(VisionConfig(), ON_CUDA) == []

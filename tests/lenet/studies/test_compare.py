@@ -16,7 +16,7 @@ RUN |= {"world_size": 1, "test_accuracy": 0.9, "images_per_s": 5000.0, "train_ti
 RUN |= {"timestamp": "2026-01-01T00:00:00Z"}
 
 
-def left(folder: Path, name: str, **cells: object) -> None:
+def left(folder, name, **cells):
     """Leave a row, and the epochs that a run of this name would have."""
     row = RUN | {"run_id": name} | cells
     append_row(LENET, folder, row)
@@ -26,7 +26,7 @@ def left(folder: Path, name: str, **cells: object) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     for seed, accuracy in ((1, 0.90), (2, 0.94)):
         left(tmp_path, f"full{seed}", seed=seed, test_accuracy=accuracy)
         other = {"test_accuracy": accuracy - 0.01, "precision": "bf16", "images_per_s": 9000.0 + seed}
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_repeats_are_one_line_and_the_best_accuracy_is_first(folder: Path) -> None:
+def test_repeats_are_one_line_and_the_best_accuracy_is_first(folder):
     comparison = compare(load([folder]))
     counts = {name: len(rows) for name, rows in comparison.ranked.items()}
     assert counts == {"lenet precision=fp32": 2, "lenet precision=bf16": 2}
@@ -43,7 +43,7 @@ def test_repeats_are_one_line_and_the_best_accuracy_is_first(folder: Path) -> No
     assert not any("images/s" in note for note in comparison.notes)
 
 
-def test_other_work_and_failed_runs_are_said_and_not_ranked(folder: Path) -> None:
+def test_other_work_and_failed_runs_are_said_and_not_ranked(folder):
     left(folder, "longer", epochs=3, test_accuracy=0.99)
     left(folder, "broken", status="failed", error="loss nan", test_accuracy=0.0)
     comparison = compare(load([folder]))
@@ -52,7 +52,7 @@ def test_other_work_and_failed_runs_are_said_and_not_ranked(folder: Path) -> Non
     assert any("broken: failed, loss nan" in note for note in comparison.notes)
 
 
-def test_the_command_writes_its_files_for_several_folders(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_its_files_for_several_folders(folder, capsys):
     left(folder / "more", "other", seed=3, test_accuracy=0.95)
     files = {kind: folder / f"c.{kind}" for kind in ("csv", "md", "png")}
     words = [str(folder), str((folder / "more" / "lenet.csv").rename(folder / "kept.csv"))]
@@ -64,7 +64,7 @@ def test_the_command_writes_its_files_for_several_folders(folder: Path, capsys: 
 
 
 @pytest.mark.parametrize("words", [["--html", "page.html"], ["another"]])
-def test_what_cannot_be_compared_is_refused(folder: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_compared_is_refused(folder, words, monkeypatch):
     monkeypatch.chdir(folder)
     Path("another").mkdir()
     Path("another/summary.csv").write_text("")
@@ -72,7 +72,7 @@ def test_what_cannot_be_compared_is_refused(folder: Path, words: list[str], monk
         main([str(folder), *words])
 
 
-def test_a_foreign_name_leads_nowhere(folder: Path) -> None:
+def test_a_foreign_name_leads_nowhere(folder):
     secret = folder.parent / "epochs.csv"
     secret.write_text("epoch,train_loss,test_accuracy\n1,2,3\n")
     from gptscale.lenet.studies.compare import read_epochs

@@ -1,9 +1,5 @@
 """Nets with the fused operator of `gptscale lenet fused` train as those with PyTorch's do."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
@@ -13,7 +9,7 @@ pytest.importorskip("sklearn")
 
 
 @pytest.mark.slow
-def test_fused_nets_train_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fused_nets_train_alike(tmp_path, capsys):
     files = [word for kind in ("csv", "md", "png") for word in (f"--{kind}", str(tmp_path / f"f.{kind}"))]
     words = ["--repeats", "1", "--epochs", "1", "--max-steps", "12", "--batch-size", "32", "--device", "cpu", *files]
     assert main(["lenet", "fused", "--out", str(tmp_path), *words]) == 0

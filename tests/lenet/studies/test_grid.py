@@ -1,13 +1,8 @@
 """The runs of a study: in turn or several at once, each in its place, and the first failure ends the study."""
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -15,26 +10,25 @@ import torch
 
 from gptscale.common.errors import ConfigError, GptscaleError
 from gptscale.launchers.cli import main
-from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.studies import grid as grid_module
-from gptscale.lenet.studies.grid import Cell, run_at_once
+from gptscale.lenet.studies.grid import run_at_once
 from gptscale.lenet.studies.precision import PrecisionOptions
 
 LENET = ["--model", "lenet", "--batch-size", "32", "--modes", "fp32,bf16", "--device", "cpu"]
 
 
-def test_a_failure_begins_no_further_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_begins_no_further_run(monkeypatch):
     """The two runs that have begun when the failure is found end after the others were given up."""
     begun, given_up, shutdown = [], threading.Event(), ThreadPoolExecutor.shutdown
 
-    def run(i: int) -> None:
+    def run(i):
         begun.append(i)
         if i == 1:
             raise GptscaleError("it failed", "in run 1", "look")
         if i > 1:
             given_up.wait(300)
 
-    def give_up(pool: ThreadPoolExecutor, *, wait: bool, cancel_futures: bool) -> None:
+    def give_up(pool, *, wait, cancel_futures):
         shutdown(pool, wait=False, cancel_futures=cancel_futures)
         given_up.set()
         shutdown(pool, wait=wait)
@@ -46,16 +40,14 @@ def test_a_failure_begins_no_further_run(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.slow
-def test_modes_at_once_on_a_cpu_share_its_cores(
-    study: Callable[..., pd.DataFrame], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_modes_at_once_on_a_cpu_share_its_cores(study, monkeypatch, capsys):
     """Each run is a process of its own here, and their rows stand in the order of the grid."""
     monkeypatch.undo()
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(4))
     began = {}
     run_cell = grid_module.run_cell
 
-    def timed(config: VisionConfig, cell: Cell, place: Mapping[str, str]) -> None:
+    def timed(config, cell, place):
         began[cell.variant] = time.monotonic(), dict(place)
         run_cell(config, cell, place)
         began[cell.variant] += (time.monotonic(),)
@@ -68,7 +60,7 @@ def test_modes_at_once_on_a_cpu_share_its_cores(
     assert max(first[0], second[0]) < min(first[2], second[2])
 
 
-def test_each_gpu_that_is_visible_has_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_gpu_that_is_visible_has_a_run(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -80,15 +72,13 @@ def test_each_gpu_that_is_visible_has_a_run(monkeypatch: pytest.MonkeyPatch) -> 
     assert PrecisionOptions().places == [{}]
 
 
-def test_rows_of_earlier_calls_are_shown_again_and_together(
-    study: Callable[..., pd.DataFrame], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_of_earlier_calls_are_shown_again_and_together(study, tmp_path, capsys):
     modes = ["--model", "lenet", "--batch-size", "32", "--modes", "fp32"]
     for seed in ("1", "7"):
         assert study("precision", *modes, "--first-seed", seed).seed.tolist() == [int(seed)]
         for end in (".csv", "-epochs.csv"):
             (tmp_path / f"s{end}").rename(tmp_path / f"{seed}{end}")
-    files: dict[str, Any] = {kind: tmp_path / f"both.{kind}" for kind in ("csv", "md", "png")}
+    files = {kind: tmp_path / f"both.{kind}" for kind in ("csv", "md", "png")}
     words = [word for kind, file in files.items() for word in (f"--{kind}", str(file))]
     capsys.readouterr()
     assert main(["lenet", "precision", "--rows", f"{tmp_path / '1.csv'},{tmp_path / '7.csv'}", *words]) == 0

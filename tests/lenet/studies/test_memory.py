@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pandas as pd
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from gptscale.common.engine import Batch, StepResult
+from gptscale.common.engine import Batch
 from gptscale.launchers.cli import main
 from gptscale.lenet.data.loader import FastLoader
 from gptscale.lenet.run.engine import VisionEngine
-from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
+from gptscale.lenet.run.preflight import make_plan, world_from_environment
 from gptscale.lenet.studies.memory import CATEGORIES, VisionMemoryOptions, allocator_history, take_steps
 from gptscale.lenet.studies.memory_account import StorageAccount
 
@@ -24,35 +21,35 @@ WRAPPED_BYTES = 200
 
 
 @pytest.fixture(autouse=True)
-def _needs_digits() -> None:
+def _needs_digits():
     pytest.importorskip("sklearn")
 
 
-def planned(device: str = "cpu", **options: Any) -> VisionPlan:
-    config = VisionMemoryOptions(batch_size=BATCH, device=device, **options).config()  # type: ignore[arg-type]
+def planned(device="cpu", **options):
+    config = VisionMemoryOptions(batch_size=BATCH, device=device, **options).config()
     return make_plan(config, world_from_environment(config))
 
 
-def ends(account: StorageAccount, step: int = STEPS) -> dict[str, Any]:
+def ends(account, step=STEPS):
     """Return live bytes at the end of each phase of a step."""
     rows = step_of(account, step)
     ends = rows.groupby("phase", sort=False).tail(1)
     return {row.phase: row for _, row in ends.iterrows()} | {"peak": rows.loc[rows.live_bytes.idxmax()]}
 
 
-def step_of(account: StorageAccount, step: int = STEPS) -> pd.DataFrame:
+def step_of(account, step=STEPS):
     timeline = account.timeline()
     return timeline[timeline.step == step]
 
 
-def taken(plan: VisionPlan) -> StorageAccount:
+def taken(plan):
     account = StorageAccount(plan.world.device)
     take_steps(plan, STEPS, account)
     return account
 
 
 @pytest.mark.parametrize(("model", "optimizer"), [("lenet", "adam"), ("cnn", "adamw"), ("cnn", "sgd")])
-def test_categories_are_what_arithmetic_says(model: str, optimizer: str) -> None:
+def test_categories_are_what_arithmetic_says(model, optimizer):
     plan = planned(model=model, optimizer=optimizer)
     at = ends(taken(plan))
     parameters = list(VisionEngine(plan.config, plan.shape, plan.world).module.parameters())
@@ -70,7 +67,7 @@ def test_categories_are_what_arithmetic_says(model: str, optimizer: str) -> None
     assert at["peak"].live_bytes >= max(row.live_bytes for row in at.values())
 
 
-def test_activations_of_lenet_by_hand() -> None:
+def test_activations_of_lenet_by_hand():
     """Add up every tensor that backward needs. torch keeps the places of the maxima as int64, twice the size of the maxima."""
     # Pooling keeps the first convolution's result, only for its shape.
     per_image = 4 * 6 * 28 * 28
@@ -89,21 +86,21 @@ def test_activations_of_lenet_by_hand() -> None:
 class ProfiledAccount(StorageAccount):
     """An account that writes its count into the profiler's timeline after every operator."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = super().__torch_dispatch__(func, types, args, kwargs)
         with record_function(f"counted {self.live_bytes}"):
             return result
 
 
 @pytest.mark.parametrize("options", [{}, {"model": "cnn"}, {"model": "cnn", "precision": "bf16"}])
-def test_the_sum_is_what_the_cpu_allocator_counts(options: dict[str, Any]) -> None:
+def test_the_sum_is_what_the_cpu_allocator_counts(options):
     """torch's profiler gets every allocation and release from the allocator. It must have the same bytes after every operator."""
     plan = planned(**options)
     account = ProfiledAccount(plan.world.device)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
         take_steps(plan, STEPS, account)
     allocator, apart = 0, []
-    for event in sorted(profiled.profiler.kineto_results.events(), key=lambda e: e.start_ns()):  # type: ignore[union-attr]
+    for event in sorted(profiled.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
         if event.name() == "[memory]":
             allocator += event.nbytes()
         elif event.name().startswith("counted"):
@@ -114,10 +111,10 @@ def test_the_sum_is_what_the_cpu_allocator_counts(options: dict[str, Any]) -> No
     assert max(steps) - min(steps) <= WRAPPED_BYTES < account.live_bytes / 1000
 
 
-def test_watching_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watching_changes_nothing(monkeypatch):
     plan, plain, watched = planned(model="cnn"), VisionEngine.train_step, []
 
-    def told(*args: Any) -> StepResult:
+    def told(*args):
         result = plain(*args)
         watched.append(result.loss.item())
         return result
@@ -130,7 +127,7 @@ def test_watching_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert watched == losses
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path, capsys):
     files = {name: tmp_path / f"m.{name}" for name in ("png", "csv")}
     words = [word for name, file in files.items() for word in (f"--{name}", str(file))]
     assert main(["lenet", "memory", "--batch-size", "64", "--steps", "2", "--device", "cpu", *words]) == 0
@@ -158,7 +155,7 @@ class ComparedAccount(StorageAccount):
 
     apart: list[tuple[int, int]]
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = super().__torch_dispatch__(func, types, args, kwargs)
         stats = torch.cuda.memory_stats()
         rounded = sum(-(-nbytes // 512) * 512 for nbytes in self._nbytes)
@@ -170,7 +167,7 @@ class ComparedAccount(StorageAccount):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_the_sum_is_what_cudas_allocator_counts(precision: str, tmp_path: Path) -> None:
+def test_the_sum_is_what_cudas_allocator_counts(precision, tmp_path):
     """Except for what cuBLAS and cuDNN keep from the first step on. A block with up to 1 MiB too much is not split."""
     plan = planned("cuda", model="cnn", precision=precision)
     account = ComparedAccount(plan.world.device)

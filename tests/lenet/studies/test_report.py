@@ -1,7 +1,5 @@
 """Tests of `gptscale lenet report`: its committed page is what the rows give, and what is missing is said in place."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -20,13 +18,13 @@ RUN |= {"test_accuracy": 0.9919, "train_time_s": 4.0, "device": "cpu: mine"}
 RUN["class_accuracy"] = " ".join(["0.9900"] * 10)
 
 
-def pages(tmp_path: Path, results: Path) -> tuple[str, str]:
+def pages(tmp_path, results):
     assert main(["lenet", "report", "--results", str(results), "--out", str(tmp_path / "out")]) == 0
     html, md = ((tmp_path / "out" / f"report.{kind}").read_text() for kind in ("html", "md"))
     return html, md
 
 
-def test_the_committed_page_is_what_the_committed_rows_give(tmp_path: Path) -> None:
+def test_the_committed_page_is_what_the_committed_rows_give(tmp_path):
     html, md = pages(tmp_path, ROOT / "results" / "measured")
     committed = (ROOT / "docs" / "lenet" / "report.md").read_text()
     assert md == committed, "gptscale lenet report --out docs/lenet writes it anew"
@@ -39,7 +37,7 @@ def test_the_committed_page_is_what_the_committed_rows_give(tmp_path: Path) -> N
     assert not re.findall(r'(?:src|href)="(?!data:|#)', html)
 
 
-def test_own_rows_stand_in_the_page_and_all_else_is_missing_in_its_place(tmp_path: Path) -> None:
+def test_own_rows_stand_in_the_page_and_all_else_is_missing_in_its_place(tmp_path):
     append_row(LENET, tmp_path, RUN)
     html, md = pages(tmp_path, tmp_path)
     assert "| report B: RandomAffine: accuracy % | 99.19 | 99.19 | 1.00 |" in md
@@ -52,7 +50,7 @@ def test_own_rows_stand_in_the_page_and_all_else_is_missing_in_its_place(tmp_pat
 
 
 @pytest.mark.parametrize("text", ["", "not,a,table\n1,2,3\n", "\0\xff"])
-def test_a_page_is_made_of_a_folder_without_a_study_or_with_a_damaged_one(tmp_path: Path, text: str) -> None:
+def test_a_page_is_made_of_a_folder_without_a_study_or_with_a_damaged_one(tmp_path, text):
     (tmp_path / "lenet.csv").write_text(text)
     (tmp_path / "fused.csv").write_text(text)
     html, md = pages(tmp_path, tmp_path)
@@ -62,12 +60,12 @@ def test_a_page_is_made_of_a_folder_without_a_study_or_with_a_damaged_one(tmp_pa
     assert 'class="missing"' in html
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_not_there_is_refused(tmp_path, capsys):
     assert main(["lenet", "report", "--results", str(tmp_path / "gone")]) == 2
     assert "is no folder, in --results, give a results folder" in capsys.readouterr().err
 
 
-def test_a_line_has_the_median_the_spread_and_the_ratio() -> None:
+def test_a_line_has_the_median_the_spread_and_the_ratio():
     frame = pd.DataFrame({"way": ["a", "a", "a", "b"], "loss": [0.1, 0.2, 0.9, 5.0]})
     line = Line("loss", 0.4, ("loss", 10.0, ".1f"), {"way": "a"}).cells(frame)
     assert line == {"what": "loss", "old": "0.4", "ours": "2.0 (1.0-9.0)", "ours / old": "5.00"}

@@ -1,9 +1,5 @@
 """Tests of two studies: the command on a few steps of the embedded digits, and its table beside the report's."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pandas as pd
 import pytest
 
@@ -14,7 +10,7 @@ from gptscale.lenet.studies.study import StudyResult
 
 
 @pytest.mark.slow
-def test_strategies_compute_the_same(study: Callable[..., pd.DataFrame], capsys: pytest.CaptureFixture[str]) -> None:
+def test_strategies_compute_the_same(study, capsys):
     """One process, and Fabric on one and two, must have the same loss. Other files test DDP and the Trainer."""
     pytest.importorskip("lightning_fabric")
     rows = study("strategies", "--strategies", "single,fabric", "--batch-size", "16")
@@ -29,7 +25,7 @@ def test_strategies_compute_the_same(study: Callable[..., pd.DataFrame], capsys:
         assert title in said
 
 
-def test_what_a_strategy_adds_is_taken_from_the_same_turn() -> None:
+def test_what_a_strategy_adds_is_taken_from_the_same_turn():
     """The machine's second turn was slow for both. Between turns the strategies cannot be compared."""
     runs = pd.DataFrame({"variant": ["single x1", "ddp x1"], "status": "ok"})
     steps = [("single x1", 1, 3.0), ("single x1", 2, 9.0), ("ddp x1", 1, 4.0), ("ddp x1", 2, 10.5), ("ddp x1", 3, 99.0)]
@@ -42,7 +38,7 @@ def test_what_a_strategy_adds_is_taken_from_the_same_turn() -> None:
 
 
 @pytest.mark.slow
-def test_workers(study: Callable[..., pd.DataFrame]) -> None:
+def test_workers(study):
     pytest.importorskip("torchvision")
     rows = study("workers", "--workers", "0,2")
     assert rows.index.tolist() == [
@@ -54,7 +50,7 @@ def test_workers(study: Callable[..., pd.DataFrame]) -> None:
     assert rows.load_s["fast loader"] < rows.load_s["0 workers"]
 
 
-def test_what_is_significant() -> None:
+def test_what_is_significant():
     assert overlaps([1, 3], [2, 4])
     assert not overlaps([1, 2], [3, 4])
     groups = {"a": [{"x": 1.0}, {"x": 3.0}], "b": [{"x": 2.0}, {"x": 2.5}], "c": [{"x": 9.0}, {"x": 8.0}]}

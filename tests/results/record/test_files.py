@@ -1,7 +1,5 @@
 """The writers keep every whole row, whatever dies beside them, and nothing that a spreadsheet would run."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

@@ -88,12 +88,12 @@ def test_warm_up_is_logged_but_not_timed(tmp_path, clock):
         record(recorder, clock, range(6, 11), step_s=0.5)
     assert recorder.step_times_s == pytest.approx([0.5] * 5)
     speed = recorder.speed()
-    assert speed.step_time_s_median == pytest.approx(0.5)
-    assert speed.tokens_per_s == pytest.approx(128)
-    assert speed.tokens_per_s_per_device == pytest.approx(64)
-    assert speed.data_wait_fraction == pytest.approx(0.2)
+    assert speed["step_time_s_median"] == pytest.approx(0.5)
+    assert speed["tokens_per_s"] == pytest.approx(128)
+    assert speed["tokens_per_s_per_device"] == pytest.approx(64)
+    assert speed["data_wait_fraction"] == pytest.approx(0.2)
     # A CPU has no peak in the table.
-    assert speed.mfu is None
+    assert speed["mfu"] is None
     assert len(pd.read_csv(tmp_path / "steps.csv")) == 8
 
 

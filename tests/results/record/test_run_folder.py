@@ -1,7 +1,5 @@
 """One run at a time has a folder, and the row of a run is never lost."""
 
-from __future__ import annotations
-
 import csv
 import io
 import subprocess

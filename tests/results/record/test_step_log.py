@@ -1,7 +1,5 @@
 """A run's own CSV has each step once and only whole rows, whatever the disk did to it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource
@@ -44,10 +42,7 @@ def room_for(size):
 
 def test_resume_moves_rows_beyond_the_checkpoint_aside(tmp_path):
     path = tmp_path / "steps.csv"
-    log = StepLog(path)
-    for step in range(1, 8):
-        log.append(step_row(step))
-    log.close()
+    written(path, range(1, 8))
     # The row of step 7 is torn.
     path.write_bytes(path.read_bytes()[:-3])
     resumed = StepLog(path, after_step=4)

@@ -39,29 +39,23 @@ class Candidate:
         return self.run.recipe, *map(self.run.mesh.size, MODEL_AXES)
 
 
-@dataclass
-class Enumeration:
-    """What was listed. left_out: recipes that were not, each with the reason."""
-
-    groups: list[list[Candidate]]
-    left_out: dict[str, str]
-
-
-def enumerate_runs(config: RunConfig, cluster: Cluster, recipes: Sequence[str], resolve: Resolve) -> Enumeration:
-    """Return the valid runs in groups that differ in checkpointing alone, its fastest form first."""
-    listed = Enumeration([], {})
+def enumerate_runs(
+    config: RunConfig, cluster: Cluster, recipes: Sequence[str], resolve: Resolve
+) -> tuple[list[list[Candidate]], dict[str, str]]:
+    """Return the valid runs in groups that differ in checkpointing alone, its fastest form first, and why recipes have none."""
+    groups, left_out = list[list[Candidate]](), dict[str, str]()
     for name in recipes:
         row = RECIPES[name]
         unknown = "" if row.memory in HOLDERS else f"no layout is known by the name {row.memory}"
         if why := row.own_work or "it needs a CUDA device" * (row.needs_cuda and cluster.is_cpu) or unknown:
-            listed.left_out[name] = why
+            left_out[name] = why
             continue
         try:
             kind = getattr(row.load(), row.config)
         except ConfigError as error:
-            listed.left_out[name] = f"{error.what}: {error.fix}"
+            left_out[name] = f"{error.what}: {error.fix}"
             continue
-        before, why = len(listed.groups), _no_mesh(row, cluster)
+        before, why = len(groups), _no_mesh(row, cluster)
         for request, options in _requests(config, cluster, row, kind):
             group = []
             for mode in CHECKPOINTING:
@@ -72,10 +66,10 @@ def enumerate_runs(config: RunConfig, cluster: Cluster, recipes: Sequence[str], 
                     continue
                 group.append(Candidate(run, options))
             if group:
-                listed.groups.append(group)
-        if len(listed.groups) == before:
-            listed.left_out[name] = why
-    return listed
+                groups.append(group)
+        if len(groups) == before:
+            left_out[name] = why
+    return groups, left_out
 
 
 def _requests(

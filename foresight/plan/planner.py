@@ -49,14 +49,17 @@ class WorkPlan:
     left_out: dict[str, str]
 
     @property
-    def recommended(self) -> PlannedRow | None:
-        """Return the row to take: of those that are as good as the fastest, the simplest recipe."""
-        if not self.rows:
-            return None
+    def recommended(self) -> PlannedRow:
+        """Return the row to take: of those that are as good as the fastest, the simplest recipe. Some row must fit."""
         share = AS_GOOD if self.rows[0].timing.grade == MEASURED else AS_GOOD_BY_DATA_SHEET
         as_good = [row for row in self.rows if row.tokens_per_s >= share * self.rows[0].tokens_per_s]
         order = list(RECIPES)
         return min(as_good, key=lambda row: (order.index(row.candidate.run.recipe), -row.tokens_per_s))
+
+    @property
+    def recommended_number(self) -> int:
+        """Return its number in the table."""
+        return next(i for i, row in enumerate(self.rows, 1) if row is self.recommended)
 
 
 def plan(
@@ -75,10 +78,10 @@ def plan(
 
     host_memory: bytes of a node, None where it is not known. tell: is told what is tried.
     """
-    listed = enumerate_runs(config, cluster, recipes, resolve)
+    groups, left_out = enumerate_runs(config, cluster, recipes, resolve)
     fitting, nearest, n_listed = list[PlannedRow](), None, 0
     costs = None if cluster.is_cpu else cluster.costs(config.precision)
-    for group in listed.groups:
+    for group in groups:
         n_listed += len(group)
         for row in _of_group(group, cluster, costs, host_memory):
             if row.may_fit:
@@ -108,11 +111,11 @@ def plan(
                         # The next form has its turn at once: its split was worth a trial.
                         splits.insert(0, forms[1:])
                 else:
-                    listed.left_out[f"a trial of {forms[0].name}, {forms[0].detail}"] = tried
+                    left_out[f"a trial of {forms[0].name}, {forms[0].detail}"] = tried
     order = {name: place for place, name in enumerate(recipes)}
     # Equally fast rows stand in the order of the table of recipes, the simplest first.
     rows.sort(key=lambda row: (-round(row.tokens_per_s, 3), order[row.candidate.run.recipe], -row.margin))
-    return WorkPlan(cluster, config, rows, also, None if rows else nearest, n_listed, n_splits, listed.left_out)
+    return WorkPlan(cluster, config, rows, also, None if rows else nearest, n_listed, n_splits, left_out)
 
 
 def _try(row: PlannedRow, trial: Trial) -> Tried | str:

@@ -86,24 +86,12 @@ def best_by_devices(options: PlanOptions, plan: WorkPlan) -> dict[int, list[Plan
     return {n: rows for n, rows in plans.items() if rows}
 
 
-@dataclasses.dataclass(frozen=True)
-class PlanTable:
-    """The table of a plan as it is shown. recommended: the number of its row."""
-
-    title: str
-    lines: Sequence[str]
-    rows: Sequence[PlannedRow]
-    cells: Sequence[dict[str, str]]
-    notes: Sequence[str]
-    recommended: int
-
-
-def write_plan(path: Path, shown: PlanTable, plan: WorkPlan, argv: Sequence[str]) -> str:
+def write_plan(path: Path, plan: WorkPlan, argv: Sequence[str]) -> str:
     """Write the plan for `gptscale run --plan` and return its hash."""
     content = {
         "command": ["gptscale", "plan", *argv],
         "cluster": dataclasses.asdict(plan.cluster),
-        "recommended": shown.recommended,
+        "recommended": plan.recommended_number,
         "rows": [
             {
                 "name": row.name,
@@ -118,7 +106,7 @@ def write_plan(path: Path, shown: PlanTable, plan: WorkPlan, argv: Sequence[str]
                 "predicted_peak_mem_gib": (row.simulated.allocated if row.simulated else row.places.on_device) / GIB,
                 "memory_by": "simulation" if row.simulated else "bound",
             }
-            for row in shown.rows
+            for row in plan.rows
         ],
     }
     return save_plan(path, content)

@@ -10,7 +10,7 @@ from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.plan.enumeration import enumerate_runs
 from gptscale.foresight.plan.question import gpu_cluster
 from gptscale.foresight.plan.report import headline, nothing_fits
-from gptscale.foresight.plan.rows import PlannedRow, command_of, places_of, words_of
+from gptscale.foresight.plan.rows import PlannedRow, places_of, words_of
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import check_without_device
 from gptscale.recipes import RECIPES
@@ -22,9 +22,9 @@ OURS = "single,ddp,fsdp,fsdp_offload,zero1,zero2,zero3,zero_offload,zero_infinit
 def test_every_listed_run_is_what_its_command_makes_and_preflight_accepts(resolver):
     cluster = gpu_cluster("h100-80", 2, 4, None)
     config = RunConfig(model="gpt2", global_batch_size=32, precision="bf16", device="cuda")
-    listed = enumerate_runs(config, cluster, OURS.split(","), resolver(8))
-    assert set(listed.left_out) == {"single", "tensor_parallel"}
-    groups = [listed.groups[0], *listed.groups[::37], listed.groups[-1]]
+    groups, left_out = enumerate_runs(config, cluster, OURS.split(","), resolver(8))
+    assert set(left_out) == {"single", "tensor_parallel"}
+    groups = [groups[0], *groups[::37], groups[-1]]
     assert {group[0].run.recipe for group in groups} >= {"ddp", "hybrid_3d"}
     for candidate in (candidate for group in groups for candidate in group):
         row = plan_row(candidate, cluster)
@@ -44,16 +44,16 @@ def test_tensor_ranks_divide_the_heads_and_an_unknown_layout_is_not_planned(reso
     monkeypatch.setitem(RECIPES, "ddp", RECIPES["ddp"]._replace(memory="drift"))
     cluster = gpu_cluster("h100-80", 1, 8, None)
     config = RunConfig(model="gpt2-xl", global_batch_size=32, precision="bf16", device="cuda")
-    listed = enumerate_runs(config, cluster, ["ddp", "tensor_parallel", "hybrid_3d"], resolver(8))
-    assert listed.left_out["ddp"] == "no layout is known by the name drift"
-    assert "25" in listed.left_out["tensor_parallel"]
-    assert {group[0].run.tp_size for group in listed.groups} == {1}
+    groups, left_out = enumerate_runs(config, cluster, ["ddp", "tensor_parallel", "hybrid_3d"], resolver(8))
+    assert left_out["ddp"] == "no layout is known by the name drift"
+    assert "25" in left_out["tensor_parallel"]
+    assert {group[0].run.tp_size for group in groups} == {1}
 
 
 def test_sequences_are_cut_in_rings_where_heads_are_not_divisible(resolver):
     cluster = gpu_cluster("h100-80", 1, 8, None)
     config = RunConfig(model="gpt2-xl", global_batch_size=8, precision="bf16", device="cuda")
-    runs = [group[0] for group in enumerate_runs(config, cluster, ["context_parallel"], resolver(8)).groups]
+    runs = [group[0] for group in enumerate_runs(config, cluster, ["context_parallel"], resolver(8))[0]]
     assert {(r.run.cp_size, r.run.batch.dp_size, r.config.cp_style) for r in runs} == {
         (size, 8 // size, "ring") for size in (2, 4, 8)
     }
@@ -112,7 +112,7 @@ def test_a_recipe_of_another_library_shares_its_strategys_row(planned):
 
 def test_the_recommendation_is_a_command_and_two_reasons(planned):
     found = planned("1.6b", "ddp,fsdp,zero1,zero2", nodes=2, batch=128)
-    first, command, *why = headline(found, command_of(found.recommended))
+    first, command, *why = headline(found)
     assert first.startswith("recommended")
     assert shlex.split(command)[:2] == ["gptscale", "submit"]
     assert len(why) == 2

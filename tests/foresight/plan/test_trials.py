@@ -17,8 +17,8 @@ WORK = {"model": "tiny", "n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size":
 def rows_of(resolver, cluster, recipe, batch, **more):
     device = "cpu" if cluster.is_cpu else "cuda"
     config = RunConfig(**WORK, global_batch_size=batch, device=device, **more)
-    listed = enumerate_runs(config, cluster, [recipe], resolver(cluster.ranks, device))
-    for group in listed.groups:
+    groups, _ = enumerate_runs(config, cluster, [recipe], resolver(cluster.ranks, device))
+    for group in groups:
         yield PlannedRow(group[0], cluster, places_of(group[0]), 1.0)
 
 

@@ -98,7 +98,7 @@ def reasons(rows: Sequence[FitRow], cluster: Cluster, precision: str) -> list[st
 def nearest(rows: Sequence[FitRow]) -> str:
     """Return which row comes nearest to fitting, and what it lacks."""
     memories = {row.name: row.found.memory for row in rows if row.found and row.found.memory}
-    over = {name: memory.needed - (memory.capacity or 0) for name, memory in memories.items() if memory.is_too_large}
+    over = {name: memory.needed - memory.capacity for name, memory in memories.items() if memory.is_too_large}
     if not over:
         return "nothing  could be tried"
     name = min(over, key=lambda each: over[each])

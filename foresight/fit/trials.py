@@ -201,7 +201,7 @@ def largest(row: FitRow, most: int) -> int:
     assert memory is not None
     owners = memory.timeline.by_owner(memory.timeline.peak_at)
     of_least = max(1, sum(nbytes for owner, nbytes in owners.items() if owner.startswith((ACTIVATION, LOGITS))))
-    free, size = (memory.capacity or 0) * FILLED - memory.needed, row.choice.micro_batch_size
+    free, size = memory.capacity * FILLED - memory.needed, row.choice.micro_batch_size
     while most % (2 * size) == 0 and free >= of_least * (2 * size / row.choice.micro_batch_size - 1):
         size *= 2
     return size

@@ -77,7 +77,7 @@ def _title(row: PlannedRow) -> str:
     return f"{row.name}, micro-batches {row.detail}, on {row.cluster}: {step}"
 
 
-def scaling_speeds(plans: Mapping[int, Sequence[PlannedRow]], most: int = 5) -> dict[str, dict[int, float]]:
+def scaling_speeds(plans: Mapping[int, Sequence[PlannedRow]]) -> dict[str, dict[int, float]]:
     """Return tokens/s by devices of the splits that are best on most devices. plans: best rows by devices."""
     last = plans[max(plans)]
 
@@ -87,7 +87,7 @@ def scaling_speeds(plans: Mapping[int, Sequence[PlannedRow]], most: int = 5) -> 
         return (run.recipe, *[0] * len(MODEL_AXES)) if run.batch.dp_size == 1 else row.candidate.split
 
     speeds: dict[str, dict[int, float]] = {}
-    for chosen in last[:most]:
+    for chosen in last[:5]:
         name = chosen.candidate.run.recipe
         name += "".join(f" {axis}{size}" for axis, size in zip(MODEL_AXES, label(chosen)[1:], strict=True) if size > 1)
         for devices, rows in sorted(plans.items()):

@@ -133,12 +133,12 @@ class PlannedRow:
         """Return the tokens a second of all devices together."""
         return self.candidate.run.tokens_per_step / self.timing.seconds
 
-    def memory_words(self, most: int = 3) -> str:
+    def memory_words(self) -> str:
         """Return what fills the peak, the largest kinds with their GiB."""
         kinds = Counter[str]()
         for owner, nbytes in (self.places.device if self.simulated is None else self.simulated.at_peak()).items():
             kinds[KINDS_OF_MEMORY.get(owner, "rest")] += nbytes
-        words = [f"{kind} {_gib(nbytes)}" for kind, nbytes in kinds.most_common(most)]
+        words = [f"{kind} {_gib(nbytes)}" for kind, nbytes in kinds.most_common(3)]
         words += [f"host {self.places.host / GIB:.0f}"] if self.places.host else []
         words += [f"disk {self.places.disk / GIB:.0f}"] if self.places.disk else []
         return ", ".join(words)

@@ -46,7 +46,7 @@ def simulated(row: PlannedRow) -> Tried:
 
 def tried(simulations: Sequence[Simulation], cluster: Cluster, precision: str, n: int, written: int) -> Tried:
     """Return what the ranks of a step of `n` micro-batches tell, of which `written` were recorded."""
-    memory = max((s.memory() for s in simulations), key=lambda memory: (memory.fits is False, memory.needed))
+    memory = max((s.memory() for s in simulations), key=lambda memory: (not memory.fits, memory.needed))
     recorded = {s.facts["rank"]: s.recorded for s in simulations if s.recorded}
     if not recorded:
         return Tried(StepTime(float("inf"), 0.0, float("inf"), "no step was made"), memory)

@@ -122,13 +122,16 @@ class Simulation:
         return float(self.facts.get("host_s") or min(earlier[1:], default=recorded))
 
     @property
-    def out_of_memory(self) -> str | None:
-        """Return the allocator's message if the rank ran out of memory."""
-        return self.facts["out_of_memory"] or None
+    def step(self) -> dict[str, Any] | None:
+        """Return the counts of the recorded step, None if there is none."""
+        return summary(self.recorded) if self.recorded else None
 
-    def memory(self) -> RankMemory:
-        """Return the memory of the rank, with what lies on its device beside torch's allocator."""
-        facts, host_s = self.facts, self.host_s if self.recorded else None
+    def memory(self, host_capacity: int | None = None) -> RankMemory:
+        """Return the memory of the rank, with what lies on its device beside torch's allocator.
+
+        host_capacity: bytes of the host that it may have, None if that is not known.
+        """
+        facts = self.facts
         allocated, reserved = (max(i[name] for i in facts["intervals"]) for name in ("allocated", "reserved"))
         return RankMemory(
             facts["rank"],
@@ -138,9 +141,9 @@ class Simulation:
             facts["device_memory"],
             facts["pinned"],
             facts["host"],
+            host_capacity,
             outside_of_torch(facts["communicators"]),
-            self.out_of_memory,
-            {"device": facts["device"], "host_s": host_s, "step": summary(self.recorded) if self.recorded else None},
+            facts["out_of_memory"],
         )
 
 

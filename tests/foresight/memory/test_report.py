@@ -26,13 +26,13 @@ def test_each_further_group_of_ranks_has_buffers_of_its_own():
 
 
 def test_a_rank_fits_if_what_torch_reserves_and_what_lies_beside_it_do(timeline):
-    def memory(capacity, message=None):
+    def memory(capacity, message=""):
         reserved = 12 * GIB
         return RankMemory(0, timeline, 11 * GIB, reserved, capacity, constants=[CONTEXT], out_of_memory=message)
 
     needed = 12 * GIB + CONTEXT.nbytes
-    assert [memory(capacity).fits for capacity in (None, needed, needed - 1)] == [None, True, False]
-    assert memory(None, "CUDA out of memory").fits is False
+    assert [memory(capacity).fits for capacity in (needed, needed - 1)] == [True, False]
+    assert memory(needed, "CUDA out of memory").fits is False
 
 
 def test_a_rank_that_the_host_cannot_hold_does_not_fit(timeline):

@@ -29,14 +29,13 @@ from gptscale.foresight.prove.causes import finding
 from gptscale.foresight.prove.compare import Proof
 from gptscale.foresight.prove.program import ProveTask, Recording, record
 from gptscale.foresight.prove.program import environment as proof_environment
+from gptscale.foresight.simulate import simulation
 from gptscale.foresight.simulate.interpreters import torch_of
 from gptscale.foresight.simulate.program import ProgramTask, Simulation
 from gptscale.foresight.simulate.program import environment as program_environment
-from gptscale.foresight.simulate.simulation import kept_simulation
 
 # Steps, samples and micro-batch of a proof, and what it may take.
 STEPS, SAMPLES, MICRO, PROOF_S = 3, 8, 2, 300
-SIMULATED_STEPS, SIMULATION_S = 2, 900
 # What a micro-batch may fill of a device, by a straight line from one sample.
 FILLED = 0.94
 # Programs that run at once: each may need the host's memory for its weights.
@@ -124,14 +123,16 @@ class Trials:
         """Return what a rank of a program needs at full size. Raises GptscaleError if it fails."""
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             Path(folder, "train.py").write_text(text)
-            Path(folder, "left").mkdir()
-            task = self._task(rank, folder=Path(folder), keep=Path(folder, "left"), start=self._under_mock.start)
+            task = self._task(rank, folder=Path(folder), start=self._under_mock.start)
             content = hashlib.sha256(f"{text}{self.subject.sources}".encode()).hexdigest()
-            return kept_simulation(task, content)
+            return simulation.kept_simulation(task, content)
 
     def _task(self, rank: int, **options: Any) -> ProgramTask:
-        words = (*COMMAND, "1", "train.py", "--steps", str(SIMULATED_STEPS))
-        device, numbers = device_named(self.cluster.device), (self.cluster.per_node, SIMULATED_STEPS, SIMULATION_S)
+        words = (*COMMAND, "1", "train.py", "--steps", str(simulation.STEPS))
+        device, numbers = (
+            device_named(self.cluster.device),
+            (self.cluster.per_node, simulation.STEPS, simulation.LIMIT_S),
+        )
         options |= {"torch_folder": torch_of(sys.executable), "balanced_experts": True}
         return ProgramTask(words, self.cluster.ranks, str(rank), device, *numbers, **options)
 

@@ -111,25 +111,18 @@ def _meshes(cluster: Cluster, axes: Sequence[str]) -> Iterator[dict[str, Any]]:
 def _options(row: Recipe, kind: type[RecipeConfig], cluster: Cluster) -> Iterator[RecipeConfig]:
     """Yield a recipe's own options in all the ways that split the work otherwise."""
     types = typing.get_type_hints(kind)
-    values: dict[str, Sequence[Any]] = {}
-    for field in dataclasses.fields(kind):
-        if field.name in row.preset:
-            continue
-        if field.name in LISTED:
-            values[field.name] = typing.get_args(types[field.name])
-        elif field.name == "stage":
-            values["stage"] = typing.get_args(types["stage"]) or STAGES
-        elif field.name == "reshard_after_forward":
-            values[field.name] = (True, False)
-        elif field.name == "dp_replicate_size":
-            # shards inside a node, replicas between nodes
-            values[field.name] = sorted({1, cluster.nodes})
-        elif field.name == "stages_per_rank":
-            values[field.name] = (0, 4)
-        elif field.name == "offload_optim_frac":
-            values[field.name] = (0.0, 1.0)
-    for chosen in itertools.product(*values.values()):
+    values: dict[str, Sequence[Any]] = {
+        **{name: typing.get_args(types[name]) for name in LISTED if name in types},
+        "stage": typing.get_args(types.get("stage")) or STAGES,
+        "reshard_after_forward": (True, False),
+        # shards inside a node, replicas between nodes
+        "dp_replicate_size": sorted({1, cluster.nodes}),
+        "stages_per_rank": (0, 4),
+        "offload_optim_frac": (0.0, 1.0),
+    }
+    own = [field.name for field in dataclasses.fields(kind) if field.name in values and field.name not in row.preset]
+    for chosen in itertools.product(*(values[name] for name in own)):
         try:
-            yield kind(**row.preset, **dict(zip(values, chosen, strict=True)))
+            yield kind(**row.preset, **dict(zip(own, chosen, strict=True)))
         except ConfigError:
             continue

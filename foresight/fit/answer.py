@@ -30,7 +30,7 @@ def show(subject: Subject, cluster: Cluster, options: FitOptions, rows: Sequence
         of_all = "with ReLU made smooth: gradients, norms, moments, weights"
         print(f"proved   3 steps of {subject.small_words}, in fp32{fp64} on CPU ranks, {of_all}")
         assert good[0].found is not None
-        print(f"time     by {good[0].found.timing.grade}, if the host keeps up")
+        print(f"time     by {good[0].found.grade}, if the host keeps up")
         for line in reasons(good, cluster, options.precision):
             print(line)
         if not subject.is_bf16 and options.precision == "bf16":
@@ -55,7 +55,7 @@ def cells_of(row: FitRow) -> tuple[str, ...]:
     """Return the cells of a row that fits."""
     assert row.found is not None
     assert row.found.memory is not None
-    time = row.found.timing
+    time = row.found
     return (
         row.name,
         f"{row.choice.micro_batch_size}{' recomputed' * row.choice.recompute}",
@@ -83,7 +83,7 @@ def reasons(rows: Sequence[FitRow], cluster: Cluster, precision: str) -> list[st
         first, second = rows[0].found, row.found
         assert first is not None
         assert second is not None
-        ratio, more = second.timing.seconds / first.timing.seconds, dict[str, float]()
+        ratio, more = second.seconds / first.seconds, dict[str, float]()
         if ratio < 1.01:
             lines.append(f"as fast  {row.name}: within {ratio - 1:.1%}; {rows[0].name} is first for no reason of speed")
             continue

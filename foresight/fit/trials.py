@@ -256,7 +256,7 @@ def try_all(trials: Trials, options: FitOptions, known: Mapping[str, Split]) -> 
         found = dict(zip(order, pool.map(tried_and_proved, order), strict=True))
         rows = [found[name] for name in known]
         fitting = [row for row in rows if row.fits]
-        fitting.sort(key=lambda row: row.found.timing.seconds if row.found else 0.0)
+        fitting.sort(key=lambda row: row.found.seconds if row.found else 0.0)
         for i, row in enumerate(fitting):
             if row.proved == (2,) and row.split.tensor != 2:
                 fitting[i] = trials.proved(row, 4)

@@ -19,13 +19,12 @@ if TYPE_CHECKING:
 
 def draw_row(row: PlannedRow) -> Figure:
     """Draw when each stream of a simulated row works, and what fills its memory over a step."""
-    assert row.tried is not None
     assert row.simulated is not None
-    n_lanes = len(lanes(row.tried.replayed))
+    n_lanes = len(lanes(row.timing.replayed))
     size = (13, max(4.0, 1.6 + 0.34 * n_lanes))
     figure, axes = subplots(1, 2, size, _title(row), gridspec_kw={"width_ratios": [5, 2]})
     gantt, memory = axes[0]
-    draw_step(gantt, row.tried.replayed)
+    draw_step(gantt, row.timing.replayed)
     stack(memory, row.simulated, list(COLOURS))
     memory.set_ylabel("GiB")
     handles, labels = memory.get_legend_handles_labels()
@@ -60,9 +59,8 @@ def draw_scaling(speeds: Mapping[str, Mapping[int, float]], title: str) -> Figur
 
 def explained(row: PlannedRow) -> list[str]:
     """Return how busy each stream of a row's ranks is, and with what."""
-    assert row.tried is not None
     first = f"{row.name}, micro-batches {row.detail}: {1e3 * row.timing.seconds:,.1f} ms{_left_out(row)}"
-    return [first, *letters(row.tried.replayed)]
+    return [first, *letters(row.timing.replayed)]
 
 
 def _left_out(row: PlannedRow) -> str:

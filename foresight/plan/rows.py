@@ -24,10 +24,11 @@ ALLOWANCE = 1.15
 
 
 @dataclass(frozen=True)
-class StepTime:
-    """The seconds of a step, and between which they are expected.
+class Tried:
+    """What a trial of a row told: the seconds of a step, between which they are expected, and the memory.
 
-    grade: how they are known. bound_by: what takes the largest part of the step, with its share.
+    grade: how they are known. bound_by: what takes the largest part of the step, with its share. memory: of the rank that needs
+    most. replayed: of each rank that was simulated, what its streams do when.
     """
 
     seconds: float
@@ -36,16 +37,6 @@ class StepTime:
     grade: str
     bound_by: str = ""
     mfu: float | None = None
-
-
-@dataclass(frozen=True)
-class Tried:
-    """What a trial of a row told: the memory of its rank that needs most, and its time.
-
-    replayed: of each rank that was simulated, what its streams do when.
-    """
-
-    timing: StepTime
     memory: RankMemory | None = None
     replayed: Mapping[int, Replayed] = field(default_factory=dict, repr=False, compare=False)
 
@@ -69,10 +60,10 @@ class PlannedRow:
         return self.tried.memory if self.tried else None
 
     @property
-    def timing(self) -> StepTime:
-        """Return the time of a row that was tried."""
+    def timing(self) -> Tried:
+        """Return what the trial of a row that was tried told."""
         assert self.tried is not None
-        return self.tried.timing
+        return self.tried
 
     @property
     def name(self) -> str:

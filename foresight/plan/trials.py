@@ -15,7 +15,7 @@ from gptscale.common.errors import GptscaleError
 from gptscale.common.measure.limits import TAKEN_MAX
 from gptscale.common.process.task import reason
 from gptscale.foresight.plan.question import Cluster
-from gptscale.foresight.plan.rows import PlannedRow, StepTime, Tried, words_of
+from gptscale.foresight.plan.rows import PlannedRow, Tried, words_of
 from gptscale.foresight.price.replay import Replayed, replay
 from gptscale.foresight.price.step_time import SPREAD, priced
 from gptscale.foresight.simulate.program import Simulation
@@ -49,7 +49,7 @@ def tried(simulations: Sequence[Simulation], cluster: Cluster, precision: str, n
     memory = max((s.memory() for s in simulations), key=lambda memory: (not memory.fits, memory.needed))
     recorded = {s.facts["rank"]: s.recorded for s in simulations if s.recorded}
     if not recorded:
-        return Tried(StepTime(float("inf"), 0.0, float("inf"), "no step was made"), memory)
+        return Tried(float("inf"), 0.0, float("inf"), "no step was made", memory=memory)
     costs = cluster.costs(precision, simulations[0].facts["torch"])
     replayed = replay(recorded, costs, dict.fromkeys(recorded, 0.0))
     # Stages wait for each other, so that all have the same length but for the last messages.
@@ -58,18 +58,9 @@ def tried(simulations: Sequence[Simulation], cluster: Cluster, precision: str, n
     seconds = slowest.step_s + ((n - written) * one_more_s(last, written) if n > written else 0.0)
     time = priced(slowest, slowest.step_s, costs, precision)
     share = time.parts[time.bound] / slowest.step_s
-    return Tried(
-        StepTime(
-            seconds,
-            seconds / SPREAD,
-            seconds * SPREAD,
-            costs.grade,
-            f"{time.bound} ({share:.0%})",
-            time.mfu * slowest.step_s * n / written / seconds,
-        ),
-        memory,
-        replayed,
-    )
+    mfu = time.mfu * slowest.step_s * n / written / seconds
+    bound_by, least, most = f"{time.bound} ({share:.0%})", seconds / SPREAD, seconds * SPREAD
+    return Tried(seconds, least, most, costs.grade, bound_by, mfu, memory, replayed)
 
 
 def one_more_s(step: Replayed, count: int) -> float:
@@ -103,4 +94,4 @@ def measured(row: PlannedRow) -> Tried:
         times_s = pd.read_csv(Path(out, "runs", "trial", "steps.csv")).step_time_s[WARM_UP:]
         taken = float(pd.read_csv(Path(out, "summary.csv")).taken_fraction[0])
     grade = CONTENDED if taken > TAKEN_MAX else MEASURED
-    return Tried(StepTime(statistics.median(times_s), min(times_s), max(times_s), grade))
+    return Tried(statistics.median(times_s), min(times_s), max(times_s), grade)

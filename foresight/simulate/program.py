@@ -32,8 +32,7 @@ from gptscale.foresight.memory.report import RankMemory
 from gptscale.foresight.memory.timeline import Timeline, read_timeline
 from gptscale.foresight.mock_cuda import boot, devices, watch
 from gptscale.foresight.mock_cuda.build import COMPILED, prepare
-from gptscale.foresight.mock_cuda.calls import read_calls
-from gptscale.foresight.price.record import Work, recorded_step, summary
+from gptscale.foresight.price.record import Work, read_calls, recorded_step, summary
 from gptscale.foresight.simulate import processes
 from gptscale.foresight.simulate.interpreters import cuda_version, interpreter_of, torch_of
 from gptscale.foresight.simulate.processes import ProgramError, Start, afresh, last_lines, running

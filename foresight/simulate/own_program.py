@@ -107,14 +107,11 @@ def simulate_program(words: Sequence[str], command: Sequence[str]) -> int:
     options = parse(ProgramOptions, words, prog="gptscale simulate [options] -- COMMAND", about=ABOUT)
     if not command:
         raise ConfigError("no program", "behind --", "write the command as you type it today")
-    if options.fit is not None:
-        try:
-            command = _with_the_most(options, command, options.fit)
-        except ProgramError as error:
-            return print_error(error)
     simulations: list[Simulation] = []
     memories: list[RankMemory] = []
     try:
+        if options.fit is not None:
+            command = _with_the_most(options, command, options.fit)
         for simulation in _ranks(options, command):
             simulations.append(simulation)
             memories.append(simulation.memory())

@@ -7,13 +7,12 @@ import itertools
 import math
 import typing
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
-from gptscale.common.settings.run_config import MODEL_AXES, RunConfig
+from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.memory.bound import HOLDERS
 from gptscale.foresight.plan.question import Cluster, Resolve
 from gptscale.recipes import RECIPES, Recipe
@@ -23,20 +22,8 @@ CHECKPOINTING: tuple[Literal["none", "selective", "full"], ...] = ("none", "sele
 # Options of recipes that split the work otherwise. A field whose type lists its values takes all of them.
 LISTED = ("schedule", "data_parallel", "strategy", "cp_style")
 STAGES = (1, 2, 3)
-Split = tuple[str, *tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A run that its recipe accepts."""
-
-    run: Run
-    config: RecipeConfig
-
-    @property
-    def split(self) -> Split:
-        """Return what rows of one kind have in common: the recipe and its mesh."""
-        return self.run.recipe, *map(self.run.mesh.size, MODEL_AXES)
+# A run that its recipe accepts, with the recipe's own options.
+Candidate = tuple[Run, RecipeConfig]
 
 
 def enumerate_runs(
@@ -64,7 +51,7 @@ def enumerate_runs(
                 except ConfigError as error:
                     why = f"{error.what} ({error.where})"
                     continue
-                group.append(Candidate(run, options))
+                group.append((run, options))
             if group:
                 groups.append(group)
         if len(groups) == before:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from gptscale.common.settings.run_config import MODEL_AXES
 from gptscale.foresight.memory.report import COLOURS, stack
-from gptscale.foresight.plan.enumeration import Split
-from gptscale.foresight.plan.rows import PlannedRow
+from gptscale.foresight.plan.rows import PlannedRow, Split
 from gptscale.foresight.plan.trials import RECORDED
 from gptscale.foresight.price.picture import draw_step, lanes, letters
 from gptscale.results.render import subplots
@@ -65,7 +64,7 @@ def explained(row: PlannedRow) -> list[str]:
 
 def _left_out(row: PlannedRow) -> str:
     """Return which micro-batches are not drawn, because each further one takes as long as the one before."""
-    run = row.candidate.run
+    run = row.run
     n = run.batch.grad_accum_steps
     return f"; drawn are {RECORDED} of {n} micro-batches" if run.pp_size == 1 and n > RECORDED else ""
 
@@ -80,13 +79,13 @@ def scaling_speeds(plans: Mapping[int, Sequence[PlannedRow]]) -> dict[str, dict[
     last = plans[max(plans)]
 
     def label(row: PlannedRow) -> Split:
-        run = row.candidate.run
+        run = row.run
         # A pipeline or tensor recipe spreads over all devices, so its sizes change with them.
-        return (run.recipe, *[0] * len(MODEL_AXES)) if run.batch.dp_size == 1 else row.candidate.split
+        return (run.recipe, *[0] * len(MODEL_AXES)) if run.batch.dp_size == 1 else row.split
 
     speeds: dict[str, dict[int, float]] = {}
     for chosen in last[:5]:
-        name = chosen.candidate.run.recipe
+        name = chosen.run.recipe
         name += "".join(f" {axis}{size}" for axis, size in zip(MODEL_AXES, label(chosen)[1:], strict=True) if size > 1)
         for devices, rows in sorted(plans.items()):
             same = [row.tokens_per_s for row in rows if label(row) == label(chosen)]

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD
 from gptscale.common.errors import GptscaleError
 from gptscale.common.measure.flops import hardware_flops_per_token
+from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.memory.bound import Places
-from gptscale.foresight.plan.enumeration import Candidate, Split, enumerate_runs
+from gptscale.foresight.plan.enumeration import Candidate, enumerate_runs
 from gptscale.foresight.plan.question import Cluster, Resolve
-from gptscale.foresight.plan.rows import PlannedRow, Tried, places_of
+from gptscale.foresight.plan.rows import PlannedRow, Split, Tried, places_of
 from gptscale.foresight.plan.trials import MEASURED
 from gptscale.foresight.price.cost import Costs
 from gptscale.foresight.price.record import Work
@@ -54,7 +56,7 @@ class WorkPlan:
         share = AS_GOOD if self.rows[0].timing.grade == MEASURED else AS_GOOD_BY_DATA_SHEET
         as_good = [row for row in self.rows if row.tokens_per_s >= share * self.rows[0].tokens_per_s]
         order = list(RECIPES)
-        return min(as_good, key=lambda row: (order.index(row.candidate.run.recipe), -row.tokens_per_s))
+        return min(as_good, key=lambda row: (order.index(row.run.recipe), -row.tokens_per_s))
 
     @property
     def recommended_number(self) -> int:
@@ -114,7 +116,7 @@ def plan(
                     left_out[f"a trial of {forms[0].name}, {forms[0].detail}"] = tried
     order = {name: place for place, name in enumerate(recipes)}
     # Equally fast rows stand in the order of the table of recipes, the simplest first.
-    rows.sort(key=lambda row: (-round(row.tokens_per_s, 3), order[row.candidate.run.recipe], -row.margin))
+    rows.sort(key=lambda row: (-round(row.tokens_per_s, 3), order[row.run.recipe], -row.margin))
     return WorkPlan(cluster, config, rows, also, None if rows else nearest, n_listed, n_splits, left_out)
 
 
@@ -129,13 +131,13 @@ def _try(row: PlannedRow, trial: Trial) -> Tried | str:
 def _of_group(
     group: Iterable[Candidate], cluster: Cluster, costs: Costs | None, host_memory: int | None
 ) -> Iterator[PlannedRow]:
-    """Yield the forms of a candidate, from the fastest on, until one fits for sure."""
-    for candidate in group:
-        places = places_of(candidate)
+    """Yield the forms of a run, from the fastest on, until one fits for sure."""
+    for run, config in group:
+        places = places_of(run, config)
         if host_memory is not None and places.host * cluster.per_node > host_memory:
             continue
-        estimate = 0.0 if costs is None else estimated_seconds(candidate, places, costs)
-        row = PlannedRow(candidate, cluster, places, estimate)
+        estimate = 0.0 if costs is None else estimated_seconds(run, config, places, costs)
+        row = PlannedRow(run, config, cluster, places, estimate)
         yield row
         if row.surely_fits:
             return
@@ -145,8 +147,8 @@ def _splits(rows: Sequence[PlannedRow], order: Sequence[str]) -> tuple[list[list
     """Return the forms of each split, the best first, and the recipes that split in the same way."""
     by_split: dict[Split, list[PlannedRow]] = {}
     # A larger micro-batch has larger products. So it comes first where the estimate does not tell.
-    for row in sorted(rows, key=lambda row: (row.estimate, -row.candidate.run.batch.micro_batch_size)):
-        by_split.setdefault(row.candidate.split, []).append(row)
+    for row in sorted(rows, key=lambda row: (row.estimate, -row.run.batch.micro_batch_size)):
+        by_split.setdefault(row.split, []).append(row)
     also: dict[Split, list[str]] = {}
     kinds: dict[object, Split] = {}
     splits = []
@@ -169,12 +171,11 @@ SELECTIVE = 1.05
 PASSES = 1.15
 
 
-def estimated_seconds(candidate: Candidate, places: Places, costs: Costs) -> float:
+def estimated_seconds(run: Run, config: RecipeConfig, places: Places, costs: Costs) -> float:
     """Return how long a step lasts at least: what is computed, and what nothing of it can hide.
 
     places: the bound of its memory.
     """
-    run, config = candidate.run, candidate.config
     batch, gpt, tp, cp, pp = run.batch, run.gpt, run.tp_size, run.cp_size, run.pp_size
     mode, size = run.config.activation_checkpointing, 4 if run.config.precision == "fp32" else 2
     precision = "tf32" if size == 4 else run.config.precision

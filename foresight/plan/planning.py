@@ -75,7 +75,7 @@ def plan_for(
 def best_by_devices(options: PlanOptions, plan: WorkPlan) -> dict[int, list[PlannedRow]]:
     """Return the best rows on half as many devices, a quarter and so on, with the same global batch."""
     cluster, plans = plan.cluster, {plan.cluster.ranks: plan.rows}
-    names = list(dict.fromkeys(row.candidate.run.recipe for row in plans[cluster.ranks]))
+    names = list(dict.fromkeys(row.run.recipe for row in plans[cluster.ranks]))
     same = dataclasses.replace(options, global_batch_size=plan.config.global_batch_size)
     ranks = cluster.ranks // 2
     while ranks:
@@ -95,11 +95,11 @@ def write_plan(path: Path, plan: WorkPlan, argv: Sequence[str]) -> str:
         "rows": [
             {
                 "name": row.name,
-                "recipe": row.candidate.run.recipe,
+                "recipe": row.run.recipe,
                 "nodes": plan.cluster.nodes,
                 "ranks": plan.cluster.ranks,
                 "words": words_of(row),
-                "options": options_of(row.candidate.run, row.candidate.config),
+                "options": options_of(row.run, row.config),
                 "predicted_step_time_s": row.timing.seconds,
                 "interval_s": [row.timing.low, row.timing.high],
                 "grade": row.timing.grade,

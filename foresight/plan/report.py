@@ -18,7 +18,7 @@ LEFT = ("", "recipe and split", "micro-batches", "memory, GiB", "grade", "bound 
 
 def title(plan: WorkPlan) -> str:
     """Return the work and the machines in one line."""
-    run = plan.recommended.candidate.run
+    run = plan.recommended.run
     work = f"global batch {run.batch.global_batch_size} x {run.seq_len} tokens, {plan.config.precision}"
     return f"{plan.config.model} on {plan.cluster}, {work}"
 
@@ -27,7 +27,7 @@ def cells(plan: WorkPlan) -> list[dict[str, str]]:
     """Return a row of cells for each planned row, with a star at the recommended one."""
     found = []
     for i, row in enumerate(plan.rows, start=1):
-        timing, also = row.timing, plan.also.get(row.candidate.split, ())
+        timing, also = row.timing, plan.also.get(row.split, ())
         found.append(
             {
                 "": f"{i}{' *' * (row is plan.recommended)}",

@@ -30,7 +30,7 @@ WARM_UP, TIMED, LIMIT_S = 3, 5, 900
 
 def simulated(row: PlannedRow) -> Tried:
     """Simulate the kinds of ranks of a row, and replay them together. Raises GptscaleError if one fails."""
-    run, cluster = row.candidate.run, row.cluster
+    run, cluster = row.run, row.cluster
     n = run.batch.grad_accum_steps
     written = min(n, RECORDED) if run.pp_size == 1 else n
     batch: dict[str, Any] = {"grad_accum_steps": written, "global_batch_size": None}
@@ -38,7 +38,7 @@ def simulated(row: PlannedRow) -> Tried:
     config = dataclasses.replace(run.config, data="synthetic", **batch)
     world: dict[str, Any] = {"world_size": cluster.ranks, "ranks_per_node": cluster.per_node, "times_host": False}
     simulations = [
-        simulate(run.recipe, config, row.candidate.config, device=cluster.device, rank=rank, **world)
+        simulate(run.recipe, config, row.config, device=cluster.device, rank=rank, **world)
         for rank in run.mesh.ranks("pp")
     ]
     return tried(simulations, cluster, run.config.precision, n, written)
@@ -79,7 +79,7 @@ def measured(row: PlannedRow) -> Tried:
     """Train with a row for a few steps on this machine's processor. Raises GptscaleError if the run fails."""
     import pandas as pd
 
-    run = row.candidate.run
+    run = row.run
     with tempfile.TemporaryDirectory(prefix="gptscale-plan-") as out:
         numbers = f"--nproc {row.cluster.ranks} --steps {WARM_UP + TIMED} --timing-warmup-steps {WARM_UP}"
         words = [*numbers.split(), *words_of(row), "--data", "synthetic"]

@@ -19,12 +19,12 @@ def rows_of(resolver, cluster, recipe, batch, **more):
     config = RunConfig(**WORK, global_batch_size=batch, device=device, **more)
     groups, _ = enumerate_runs(config, cluster, [recipe], resolver(cluster.ranks, device))
     for group in groups:
-        yield PlannedRow(group[0], cluster, places_of(group[0]), 1.0)
+        yield PlannedRow(*group[0], cluster, places_of(*group[0]), 1.0)
 
 
 def row_of(resolver, recipe, batch, micro_batches):
     rows = rows_of(resolver, gpu_cluster("h100-80", 1, 2, None), recipe, batch, precision="bf16")
-    return next(row for row in rows if row.candidate.run.batch.grad_accum_steps == micro_batches)
+    return next(row for row in rows if row.run.batch.grad_accum_steps == micro_batches)
 
 
 @pytest.mark.parametrize(("recipe", "off"), [("fsdp", 1e-3), ("zero1", 0.03)])

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import tyro
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.measure.gpus import PLAYED
+from gptscale.common.measure.gpus import GIB, PLAYED
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import OptionNeed, check_ranges
 from gptscale.common.settings.run_config import KEPT, RunConfig
-from gptscale.foresight.memory.report import GIB, RankMemory
+from gptscale.foresight.memory.report import RankMemory
 from gptscale.foresight.mock_cuda.devices import device_named
 from gptscale.launchers.run.options import default_recipe_config, parse_launch, take_recipe
 from gptscale.recipes import get, names_with

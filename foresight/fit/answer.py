@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gptscale.common.measure.gpus import GIB
 from gptscale.foresight.fit.options import FitOptions
 from gptscale.foresight.fit.subject import Subject
 from gptscale.foresight.fit.trials import FitRow
-from gptscale.foresight.memory.report import GIB, filled_by
+from gptscale.foresight.memory.report import filled_by
 from gptscale.foresight.plan.question import Cluster
 from gptscale.foresight.price.step_time import priced
 from gptscale.results.render import console, table

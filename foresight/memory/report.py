@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gptscale.common.measure.gpus import GIB
 from gptscale.foresight.memory.constants import Constant
 from gptscale.foresight.memory.timeline import ACTIVATION, OTHER, Timeline, kind_of
 from gptscale.results.render import subplots
@@ -16,7 +17,6 @@ from gptscale.results.render import subplots
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-GIB = 2**30
 # A curve needs no more points than a picture has columns.
 POINTS = 2000
 COLOURS = {

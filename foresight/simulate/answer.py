@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gptscale.common.measure.gpus import GIB
 from gptscale.foresight.calibrate.costs import costs_for
-from gptscale.foresight.memory.report import GIB, RankMemory, draw, filled_by
+from gptscale.foresight.memory.report import RankMemory, draw, filled_by
 from gptscale.foresight.price.step_time import SPREAD, PricedStep, main_precision, step_times
 from gptscale.foresight.simulate.program import Simulation
 from gptscale.results.record.files import export

@@ -60,7 +60,7 @@ def tried(simulations: Sequence[Simulation], cluster: Cluster, precision: str, n
     share = time.parts[time.bound] / slowest.step_s
     mfu = time.mfu * slowest.step_s * n / written / seconds
     bound_by, least, most = f"{time.bound} ({share:.0%})", seconds / SPREAD, seconds * SPREAD
-    return Tried(seconds, least, most, costs.grade, bound_by, mfu, memory, replayed)
+    return Tried(seconds, least, most, costs.grade, bound_by, mfu, memory, replayed, time.parts)
 
 
 def one_more_s(step: Replayed, count: int) -> float:

@@ -32,7 +32,7 @@ class Tried:
     """What a trial of a row told: the seconds of a step, between which they are expected, and the memory.
 
     grade: how they are known. bound_by: what takes the largest part of the step, with its share. memory: of the rank that needs
-    most. replayed: of each rank that was simulated, what its streams do when. parts: the seconds of the slowest, by what they go to.
+    most. replayed: of each rank that was simulated, what its streams do when. parts: seconds of the slowest, by what they go to.
     """
 
     seconds: float

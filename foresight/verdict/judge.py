@@ -107,13 +107,8 @@ class Sizes:
     def __init__(
         self, replay: Replay, evidence: RunEvidence, shares: Mapping[str, float], host: Mapping[str, float]
     ) -> None:
-        self.replay, self.facts, self.taken, self.shares, self.host = (
-            replay,
-            evidence.facts,
-            evidence.taken,
-            shares,
-            host,
-        )
+        self.replay, self.shares, self.host = replay, shares, host
+        self.facts, self.taken = evidence.facts, evidence.taken
         self.traced_s, self.median_s = replay.step_s(), statistics.median(evidence.step_times_s)
         ranks = evidence.ranks
         with_right_threads = (rank.right_threads_s for rank in ranks if rank.right_threads_s is not None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gptscale.common.measure.evidence import RankEvidence, RunEvidence, RunFacts
@@ -74,13 +73,13 @@ def evidence_of(
     facts: RunFacts = FACTS,
     data_wait_s: Sequence[float] | None = None,
     right_threads_s: float | None = None,
-    fixed: Mapping[str, float] = MappingProxyType({}),
+    fixed: Mapping[str, float] | None = None,
     **more: Any,
 ) -> RunEvidence:
     """Return the evidence of a run whose timed steps are as those that were traced, where nothing else is said."""
     waits_s = data_wait_s or [
         sum(s.end - s.begin for s in t.segments if s.part == "data" and not s.waits) / len(t.ends) for t in traces
     ]
-    ranks = [RankEvidence(t, wait_s, right_threads_s, fixed) for t, wait_s in zip(traces, waits_s, strict=True)]
+    ranks = [RankEvidence(t, wait_s, right_threads_s, fixed or {}) for t, wait_s in zip(traces, waits_s, strict=True)]
     step_s = max((t.ends[-1] - t.began) / len(t.ends) for t in traces)
     return RunEvidence("summary.csv", facts, ranks, **{"step_times_s": [step_s] * 10} | more)

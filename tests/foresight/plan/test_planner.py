@@ -9,7 +9,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.plan.enumeration import enumerate_runs
 from gptscale.foresight.plan.question import gpu_cluster
-from gptscale.foresight.plan.report import headline, nothing_fits
+from gptscale.foresight.plan.report import headline
 from gptscale.foresight.plan.rows import PlannedRow, places_of, words_of
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import check_without_device
@@ -81,14 +81,6 @@ def test_slow_links_between_nodes_turn_the_order_round(planned):
     slow = planned("gpt3-2.7b", "fsdp,pipeline", nodes=4, per_node=2, batch=64, link="ethernet-10")
     assert fast.recommended.run.recipe == "fsdp"
     assert slow.recommended.run.recipe == "pipeline"
-
-
-def test_nothing_that_fits_names_the_nearest_and_what_it_lacks(planned):
-    found = planned("gpt3-175b", "ddp,fsdp", batch=8)
-    assert found.rows == []
-    error = nothing_fits(found)
-    assert "fsdp" in error.what
-    assert "lacks" in error.what
 
 
 def test_offloaded_state_is_on_the_host_and_its_disk_makes_a_step_longer(planned):

@@ -23,8 +23,8 @@ BOTH = (0, 1)
 REDUCE = ("all_reduce", BOTH, 4096)
 
 
-def replay_of(*ranks, **options):
-    return Replay([trace(rank, parts) for rank, parts in enumerate(ranks)], **options)
+def replay_of(*ranks):
+    return Replay([trace(rank, parts) for rank, parts in enumerate(ranks)])
 
 
 def reduced(compute_s, wait_s):
@@ -130,10 +130,6 @@ def test_a_rank_with_half_a_processor_is_played_with_one():
     assert replay.step_s(with_rank_as_others(replay, 1, 1.1)) == pytest.approx(0.05 + 0.005)
     # On a GPU the time of the thread says nothing.
     assert Replay(traces).processor_share(1) == pytest.approx(1.0)
-
-
-def test_waits_for_data_are_those_of_the_timed_steps():
-    assert replay_of(HEALTHY, HEALTHY, data_wait_s=[0.0, 0.05]).step_s() == pytest.approx(0.145)
 
 
 def test_shares_are_exclusive_and_those_of_the_rank_that_waits_least():

@@ -22,7 +22,7 @@ from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.plan.options import PlanOptions
 from gptscale.foresight.plan.planner import WorkPlan, plan
-from gptscale.foresight.plan.question import Cluster, cpu_cluster, gpu_cluster
+from gptscale.foresight.plan.question import Cluster, Resolve, cpu_cluster, gpu_cluster
 from gptscale.foresight.plan.rows import PlannedRow, words_of
 from gptscale.foresight.plan.trials import measured, simulated
 from gptscale.foresight.simulate.interpreters import prepare_mock
@@ -41,11 +41,9 @@ def cluster_of(options: PlanOptions) -> Cluster:
     return cpu_cluster(options.nproc or min(8, len(os.sched_getaffinity(0))), psutil.virtual_memory().available)
 
 
-def plan_for(
-    options: PlanOptions, cluster: Cluster, names: Sequence[str], tell: Callable[[str], None] = lambda words: None
-) -> WorkPlan:
-    """Return the plan of the recipes `names` on a cluster. tell: is told what is tried."""
-    world = World(0, 0, cluster.ranks, torch.device("cpu" if cluster.is_cpu else "cuda"), 600.0)
+def resolver(ranks: int, device: str) -> Resolve:
+    """Return what makes runs on so many ranks, and raises ConfigError for those that do not work out."""
+    world = World(0, 0, ranks, torch.device(device), 600.0)
 
     def resolved(recipe: str, config: RunConfig, own: RecipeConfig) -> Run:
         run = resolve(recipe, config, own, world)
@@ -55,6 +53,13 @@ def plan_for(
             own.check(run)
         return run
 
+    return resolved
+
+
+def plan_for(
+    options: PlanOptions, cluster: Cluster, names: Sequence[str], tell: Callable[[str], None] = lambda words: None
+) -> WorkPlan:
+    """Return the plan of the recipes `names` on a cluster. tell: is told what is tried."""
     if not cluster.is_cpu:
         # Or the trials would compile it at the same time.
         prepare_mock()
@@ -62,7 +67,7 @@ def plan_for(
         options.work(cluster.ranks),
         cluster,
         names,
-        resolved,
+        resolver(cluster.ranks, "cpu" if cluster.is_cpu else "cuda"),
         measured if cluster.is_cpu else simulated,
         wanted=options.rows,
         # Runs of this machine would slow each other down.

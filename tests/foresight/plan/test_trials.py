@@ -5,6 +5,7 @@ import pytest
 from gptscale.common.errors import GptscaleError
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.plan.enumeration import enumerate_runs
+from gptscale.foresight.plan.planning import resolver
 from gptscale.foresight.plan.question import cpu_cluster, gpu_cluster
 from gptscale.foresight.plan.rows import PlannedRow, places_of
 from gptscale.foresight.plan.trials import CONTENDED, MEASURED, RECORDED, measured, simulated
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.slow
 WORK = {"model": "tiny", "n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 1024, "seq_len": 64}
 
 
-def rows_of(resolver, cluster, recipe, batch, **more):
+def rows_of(cluster, recipe, batch, **more):
     device = "cpu" if cluster.is_cpu else "cuda"
     config = RunConfig(**WORK, global_batch_size=batch, device=device, **more)
     groups, _ = enumerate_runs(config, cluster, [recipe], resolver(cluster.ranks, device))
@@ -22,15 +23,15 @@ def rows_of(resolver, cluster, recipe, batch, **more):
         yield PlannedRow(*group[0], cluster, places_of(*group[0]), 1.0)
 
 
-def row_of(resolver, recipe, batch, micro_batches):
-    rows = rows_of(resolver, gpu_cluster("h100-80", 1, 2, None), recipe, batch, precision="bf16")
+def row_of(recipe, batch, micro_batches):
+    rows = rows_of(gpu_cluster("h100-80", 1, 2, None), recipe, batch, precision="bf16")
     return next(row for row in rows if row.run.batch.grad_accum_steps == micro_batches)
 
 
 @pytest.mark.parametrize(("recipe", "off"), [("fsdp", 1e-3), ("zero1", 0.03)])
-def test_micro_batches_that_are_not_recorded_lie_on_a_straight_line(resolver, monkeypatch, recipe, off):
+def test_micro_batches_that_are_not_recorded_lie_on_a_straight_line(monkeypatch, recipe, off):
     """The memory and time of five micro-batches, told by three of them, and with all five recorded."""
-    row = row_of(resolver, recipe, batch=10, micro_batches=5)
+    row = row_of(recipe, batch=10, micro_batches=5)
     short = simulated(row)
     monkeypatch.setattr("gptscale.foresight.plan.trials.RECORDED", 5)
     whole = simulated(row)
@@ -42,8 +43,8 @@ def test_micro_batches_that_are_not_recorded_lie_on_a_straight_line(resolver, mo
     assert len(short.replayed[0].forwards()) == RECORDED
 
 
-def test_the_stages_of_a_pipeline_are_replayed_together(resolver):
-    row = row_of(resolver, "pipeline", batch=4, micro_batches=4)
+def test_the_stages_of_a_pipeline_are_replayed_together():
+    row = row_of("pipeline", batch=4, micro_batches=4)
     told = simulated(row)
     assert {*told.replayed} == {0, 1}
     # Each waits for the other: the bubble of two stages and four micro-batches is a fifth.
@@ -54,8 +55,8 @@ def test_the_stages_of_a_pipeline_are_replayed_together(resolver):
     assert all(len(line.split(maxsplit=5)[-1]) == 80 for line in lines[:-1])
 
 
-def test_a_row_runs_on_this_machine(resolver, monkeypatch):
-    row = next(rows_of(resolver, cpu_cluster(2, 8 * 2**30), "ddp", 4))
+def test_a_row_runs_on_this_machine(monkeypatch):
+    row = next(rows_of(cpu_cluster(2, 8 * 2**30), "ddp", 4))
     timing = measured(row)
     assert 0 < timing.low <= timing.seconds <= timing.high < 60
     assert timing.grade in (MEASURED, CONTENDED)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from gptscale.common.measure.evidence import RunFacts
 from gptscale.foresight.verdict.files import write_verdict
-from gptscale.foresight.verdict.judge import RunFigures, judge
+from gptscale.foresight.verdict.judge import judge
 from gptscale.launchers.cli import main as gptscale
-from tests.worlds.made_traces import HEALTHY, Part, trace
+from tests.worlds.made_traces import HEALTHY, Part, evidence_of, trace
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "why.png"
 
@@ -22,8 +22,7 @@ def main(path: Path = PICTURE) -> None:
     work = HEALTHY[:-1]
     late = [*work, Part("backward", False, 0.07), *end]
     early = [*work, end[0]._replace(seconds=0.09), end[1]]
-    step_s = sum(part.seconds for part in late)
-    verdict = judge([trace(0, early), trace(1, late)], RunFacts("ddp"), RunFigures([step_s] * 10))
+    verdict = judge(evidence_of([trace(0, early), trace(1, late)], RunFacts("ddp")))
     with tempfile.TemporaryDirectory() as run:
         write_verdict(Path(run), dataclasses.replace(verdict, remedy="a made-up trace"))
         gptscale(["why", run, "--png", str(path)])

@@ -107,7 +107,7 @@ def compared(row: Mapping[str, str], launch_us: float) -> dict[str, Any] | None:
     split = {axis: int(row[name]) for axis, name in AXES.items()}
     name = " ".join(f"{axis}{size}" for axis, size in split.items()) + f" micro {row[MICRO]}"
     try:
-        timing = trial(row, split, launch_us).timing
+        timing = trial(row, split, launch_us)
     except GptscaleError as error:
         tell(f"{name}: left out: {error}")
         return None

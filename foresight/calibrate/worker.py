@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -23,20 +22,10 @@ from gptscale.common.model.precision import DTYPES
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
 from gptscale.common.process.ending import end_process, report
 from gptscale.common.process.world import World, gather_objects, process_group
-from gptscale.common.settings.run_config import RunConfig
-from gptscale.foresight.calibrate.file import CalibratedMachine, MeasuredMachine, Operation, TimedOperation, add
+from gptscale.foresight.calibrate.file import CalibratedMachine, MeasuredMachine, Operation, TimedOperation, add, read
+from gptscale.foresight.calibrate.options import CalibrateOptions
 from gptscale.foresight.calibrate.parts import Timing, time_parts, timings
-
-
-@dataclass(frozen=True)
-class CalibrationTask:
-    """What to measure. shapes: fields of RunConfig for each micro-batch, of one precision. tp: numbers of tensor ranks."""
-
-    shapes: Sequence[Mapping[str, Any]]
-    out: str
-    tp: Sequence[int] = (1,)
-    device: str = "auto"
-    repeats: int = 9
+from gptscale.results import render
 
 
 def this_machine(device: torch.device, world: int) -> CalibratedMachine:
@@ -45,45 +34,42 @@ def this_machine(device: torch.device, world: int) -> CalibratedMachine:
     return CalibratedMachine(device_name(device), torch.__version__.partition("+")[0], threads, world)
 
 
-def measure(task: CalibrationTask, world: World) -> MeasuredMachine:
-    """Measure all that a task asks for, on all ranks at once."""
+def measure(options: CalibrateOptions, world: World) -> MeasuredMachine:
+    """Measure all that is asked for, on all ranks at once."""
     device, clock = world.device, MachineClock(world.device)
     measured = MeasuredMachine(this_machine(device, world.world_size))
     timings: dict[Operation, Timing] = {}
-    precision = "fp32"
-    for shape in task.shapes:
-        config = RunConfig(**{"data": "synthetic", **shape})
-        gpt, precision = config.gpt(), config.precision
+    for config in options.runs():
+        gpt = config.gpt()
         seq_len = config.seq_len or gpt.block_size
         tokens = (config.micro_batch_size or 1) * seq_len
-        for tp in task.tp:
-            timings |= time_parts(gpt, seq_len, tokens, tp, DTYPES[precision], device, task.repeats)
+        for tp in options.tensor_ranks():
+            timings |= time_parts(gpt, seq_len, tokens, tp, DTYPES[options.precision], device, options.repeats)
     if world.world_size > 1:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", world.world_size))
-        timings |= time_collectives(SIZES, world.world_size, local, device, task.repeats)
-    measured.operations = [TimedOperation(operation, precision, *timing) for operation, timing in timings.items()]
+        timings |= time_collectives(world.world_size, local, device, options.repeats)
+    measured.operations = [
+        TimedOperation(operation, options.precision, *timing) for operation, timing in timings.items()
+    ]
     taken = taken_fraction(gather_objects(clock.lap())) or 0.0
     if world.is_main and taken > TAKEN_MAX:
         print(f"warning: others took {taken:.0%} of the processors meanwhile; measure again on a quiet machine")
     return measured
 
 
-def measure_and_keep(task: CalibrationTask, world: World) -> None:
-    """Measure a task, and let rank 0 add the figures to its file."""
-    measured = measure(task, world)
-    if world.is_main:
-        add(Path(task.out), measured)
-
-
-def as_rank(device: str, measure_and_leave: Callable[[World], None]) -> NoReturn:
-    """Measure together with the other ranks, and end this process at once."""
-    world = World.from_environment(device)
+def as_rank(options: CalibrateOptions) -> NoReturn:
+    """Measure together with the other ranks, let the first keep and print the figures, and end this process at once."""
+    world = World.from_environment(options.device)
     share_cores()
     keep_freed_memory()
     status = 0
     try:
         with process_group(world) if world.world_size > 1 else nullcontext():
-            measure_and_leave(world)
+            measured = measure(options, world)
+            if world.is_main:
+                assert options.out is not None
+                add(options.out, measured)
+                show(options.out)
             if dist.is_initialized():
                 dist.barrier()
     except BaseException as error:
@@ -91,11 +77,26 @@ def as_rank(device: str, measure_and_leave: Callable[[World], None]) -> NoReturn
     end_process(status)
 
 
+def show(path: Path) -> None:
+    """Print what was measured last."""
+    last = read(path)[-1]
+    columns = ("operation", "shape", "ms", "spread")
+    rows = [
+        (t.operation.kind, " ".join(map(str, t.operation.shape)), f"{t.seconds * 1e3:,.3f}", f"{t.spread:.0%}")
+        for t in last.operations
+    ]
+    console = render.console(130, highlight=False)
+    console.print(render.table(columns, rows))
+    machine = last.machine
+    console.print(f"{machine.device}, torch {machine.torch}, {machine.threads} threads, {machine.world} ranks at once")
+    print(f"added to {path}", flush=True)
+
+
 def main(words: Sequence[str]) -> NoReturn:
-    """Measure the task of the command line."""
+    """Measure what the options of the command line ask for, which are JSON."""
     begin_process()
-    task = CalibrationTask(**json.loads(words[0]))
-    as_rank(task.device, lambda world: measure_and_keep(task, world))
+    options = json.loads(words[0])
+    as_rank(CalibrateOptions(**options | {"out": Path(options["out"])}))
 
 
 # Bytes of the sweep: 4 KiB to 64 MiB.
@@ -103,9 +104,7 @@ SIZES = tuple(2**n for n in range(12, 27, 2))
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter")
 
 
-def time_collectives(
-    sizes: Iterable[int], world_size: int, per_node: int, device: torch.device, repeats: int
-) -> dict[Operation, Timing]:
+def time_collectives(world_size: int, per_node: int, device: torch.device, repeats: int) -> dict[Operation, Timing]:
     """Return the seconds of each collective at each size, which is that of the whole tensor.
 
     Its shape is the bytes, the ranks, and how many of them are on a node. The groups of a split are measured as they run: all of
@@ -113,7 +112,7 @@ def time_collectives(
     """
     groups = {shape: _group(shape[0], apart, world_size) for shape, apart in group_shapes(world_size, per_node).items()}
     calls: dict[Operation, Callable[[], object]] = {}
-    for size in sizes:
+    for size in SIZES:
         for (ranks, on_node), group in groups.items():
             for kind in COLLECTIVES:
                 calls[Operation(kind, (size, ranks, on_node))] = collective(kind, size, device, group)

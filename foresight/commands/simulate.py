@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import tyro
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.measure.gpus import PLAYED
+from gptscale.common.measure.gpus import GIB, PLAYED
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import OptionNeed, check_ranges
 from gptscale.common.settings.run_config import KEPT, RunConfig
-from gptscale.foresight.memory.report import GIB, RankMemory
+from gptscale.foresight.memory.report import RankMemory
 from gptscale.foresight.mock_cuda.devices import device_named
 from gptscale.launchers.run.options import default_recipe_config, parse_launch, take_recipe
 from gptscale.recipes import get, names_with
@@ -62,6 +62,11 @@ class SimulateOptions:
         check_folder(self.save)
         device_named(self.device_kind)
 
+    def host_capacity(self) -> int | None:
+        """Return a rank's bytes of its machine. On a machine that has fewer ranks, each has more."""
+        ranks = min(self.gpus_per_node, self.nproc)
+        return None if self.host_memory is None else int(self.host_memory * GIB / ranks)
+
 
 def check_folder(folder: Path | None) -> None:
     """Raise ConfigError for a folder that cannot be made, because a file has its name or that of one above it."""
@@ -94,14 +99,16 @@ def main(argv: Sequence[str]) -> int:
     for rank in ranks:
         with console(stderr=True).status(f"rank {rank} of {options.nproc}"):
             simulations.append(simulate(recipe, config, recipe_config, rank=rank, **world))
-    memories = [_memory(simulation, options) for simulation in simulations]
+    memories = [simulation.memory(options.host_capacity()) for simulation in simulations]
     times = times_of(simulations, options.device_kind, options.gpus_per_node)
-    for memory in memories:
-        print_memory(memory, f"{recipe}, rank {memory.rank} of {options.nproc}, on {memory.extra['device']}")
+    each = [*zip(simulations, memories, strict=True)]
+    for simulation, memory in each:
+        title = f"{recipe}, rank {memory.rank} of {options.nproc}, on {simulation.facts['device']}"
+        print_memory(simulation, memory, title)
         print_verdict(memory, min(options.gpus_per_node, options.nproc))
     print_times(times)
     if options.save is not None:
-        _save(recipe, config, options, memories, [as_json(memory, times) for memory in memories])
+        _save(recipe, config, options, memories, [as_json(*pair, times) for pair in each])
     if too_large := next((memory for memory in memories if memory.is_too_large), None):
         simulated = partial(simulate, rank=too_large.rank, **world)
         print(_advice(recipe, config, recipe_config, options, simulated), file=sys.stderr)
@@ -126,15 +133,6 @@ def ranks_of(recipe: str, config: RunConfig, options: SimulateOptions) -> list[i
     return [int(word) for word in words]
 
 
-def _memory(simulation: Simulation, options: SimulateOptions) -> RankMemory:
-    memory = simulation.memory()
-    if options.host_memory is None:
-        return memory
-    # On a machine that has fewer ranks, each has more.
-    share = options.host_memory * GIB / min(options.gpus_per_node, options.nproc)
-    return dataclasses.replace(memory, host_capacity=int(share))
-
-
 def _advice(
     recipe: str, config: RunConfig, own: RecipeConfig, options: SimulateOptions, run: Callable[..., Simulation]
 ) -> str:
@@ -143,7 +141,7 @@ def _advice(
     for words, other, less, less_recipe in islice(remedies(recipe, config, own, options.nproc), TRIES):
         with console(stderr=True).status(f"trying {words}"):
             try:
-                memory = _memory(run(other, less, less_recipe), options)
+                memory = run(other, less, less_recipe).memory(options.host_capacity())
             except ConfigError:
                 continue
         if memory.fits:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gptscale.common.measure.gpus import GIB
 from gptscale.foresight.fit.options import FitOptions
 from gptscale.foresight.fit.subject import Subject
 from gptscale.foresight.fit.trials import FitRow
-from gptscale.foresight.memory.report import GIB, filled_by
+from gptscale.foresight.memory.report import filled_by
 from gptscale.foresight.plan.question import Cluster
-from gptscale.foresight.price.step_time import priced
 from gptscale.results.render import console, table
 
 COLUMNS = ("", "split", "micro-batch", "proved on", "gradients within", "peak GiB", "step", "MFU", "bound by", "lines")
@@ -30,8 +30,8 @@ def show(subject: Subject, cluster: Cluster, options: FitOptions, rows: Sequence
         of_all = "with ReLU made smooth: gradients, norms, moments, weights"
         print(f"proved   3 steps of {subject.small_words}, in fp32{fp64} on CPU ranks, {of_all}")
         assert good[0].found is not None
-        print(f"time     by {good[0].found.timing.grade}, if the host keeps up")
-        for line in reasons(good, cluster, options.precision):
+        print(f"time     by {good[0].found.grade}, if the host keeps up")
+        for line in reasons(good):
             print(line)
         if not subject.is_bf16 and options.precision == "bf16":
             print("note     the model does not run with weights in bf16: they are in fp32, and autocast casts products")
@@ -55,7 +55,7 @@ def cells_of(row: FitRow) -> tuple[str, ...]:
     """Return the cells of a row that fits."""
     assert row.found is not None
     assert row.found.memory is not None
-    time = row.found.timing
+    time = row.found
     return (
         row.name,
         f"{row.choice.micro_batch_size}{' recomputed' * row.choice.recompute}",
@@ -69,27 +69,18 @@ def cells_of(row: FitRow) -> tuple[str, ...]:
     )
 
 
-def reasons(rows: Sequence[FitRow], cluster: Cluster, precision: str) -> list[str]:
+def reasons(rows: Sequence[FitRow]) -> list[str]:
     """Return why the next two rows are slower than the first."""
-    costs = cluster.costs(precision)
-
-    def parts(row: FitRow) -> dict[str, float]:
-        assert row.found is not None
-        step = max(row.found.replayed.values(), key=lambda each: each.step_s)
-        return priced(step, step.step_s, costs).parts
-
     lines = []
     for row in rows[1:3]:
         first, second = rows[0].found, row.found
         assert first is not None
         assert second is not None
-        ratio, more = second.timing.seconds / first.timing.seconds, dict[str, float]()
+        ratio = second.seconds / first.seconds
         if ratio < 1.01:
             lines.append(f"as fast  {row.name}: within {ratio - 1:.1%}; {rows[0].name} is first for no reason of speed")
             continue
-        if first.replayed and second.replayed:
-            own = parts(rows[0])
-            more = {kind: seconds - own.get(kind, 0.0) for kind, seconds in parts(row).items()}
+        more = {kind: seconds - first.parts.get(kind, 0.0) for kind, seconds in second.parts.items()}
         why = max(more, key=lambda kind: more[kind], default="")
         lines.append(f"slower   {row.name}: {ratio:.2f} times as long, most of it {why}")
     return lines
@@ -98,7 +89,7 @@ def reasons(rows: Sequence[FitRow], cluster: Cluster, precision: str) -> list[st
 def nearest(rows: Sequence[FitRow]) -> str:
     """Return which row comes nearest to fitting, and what it lacks."""
     memories = {row.name: row.found.memory for row in rows if row.found and row.found.memory}
-    over = {name: memory.needed - (memory.capacity or 0) for name, memory in memories.items() if memory.is_too_large}
+    over = {name: memory.needed - memory.capacity for name, memory in memories.items() if memory.is_too_large}
     if not over:
         return "nothing  could be tried"
     name = min(over, key=lambda each: over[each])

@@ -29,14 +29,13 @@ from gptscale.foresight.prove.causes import finding
 from gptscale.foresight.prove.compare import Proof
 from gptscale.foresight.prove.program import ProveTask, Recording, record
 from gptscale.foresight.prove.program import environment as proof_environment
+from gptscale.foresight.simulate import simulation
 from gptscale.foresight.simulate.interpreters import torch_of
 from gptscale.foresight.simulate.program import ProgramTask, Simulation
 from gptscale.foresight.simulate.program import environment as program_environment
-from gptscale.foresight.simulate.simulation import kept_simulation
 
 # Steps, samples and micro-batch of a proof, and what it may take.
 STEPS, SAMPLES, MICRO, PROOF_S = 3, 8, 2, 300
-SIMULATED_STEPS, SIMULATION_S = 2, 900
 # What a micro-batch may fill of a device, by a straight line from one sample.
 FILLED = 0.94
 # Programs that run at once: each may need the host's memory for its weights.
@@ -124,14 +123,16 @@ class Trials:
         """Return what a rank of a program needs at full size. Raises GptscaleError if it fails."""
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             Path(folder, "train.py").write_text(text)
-            Path(folder, "left").mkdir()
-            task = self._task(rank, folder=Path(folder), keep=Path(folder, "left"), start=self._under_mock.start)
+            task = self._task(rank, folder=Path(folder), start=self._under_mock.start)
             content = hashlib.sha256(f"{text}{self.subject.sources}".encode()).hexdigest()
-            return kept_simulation(task, content)
+            return simulation.kept_simulation(task, content)
 
     def _task(self, rank: int, **options: Any) -> ProgramTask:
-        words = (*COMMAND, "1", "train.py", "--steps", str(SIMULATED_STEPS))
-        device, numbers = device_named(self.cluster.device), (self.cluster.per_node, SIMULATED_STEPS, SIMULATION_S)
+        words = (*COMMAND, "1", "train.py", "--steps", str(simulation.STEPS))
+        device, numbers = (
+            device_named(self.cluster.device),
+            (self.cluster.per_node, simulation.STEPS, simulation.LIMIT_S),
+        )
         options |= {"torch_folder": torch_of(sys.executable), "balanced_experts": True}
         return ProgramTask(words, self.cluster.ranks, str(rank), device, *numbers, **options)
 
@@ -201,7 +202,7 @@ def largest(row: FitRow, most: int) -> int:
     assert memory is not None
     owners = memory.timeline.by_owner(memory.timeline.peak_at)
     of_least = max(1, sum(nbytes for owner, nbytes in owners.items() if owner.startswith((ACTIVATION, LOGITS))))
-    free, size = (memory.capacity or 0) * FILLED - memory.needed, row.choice.micro_batch_size
+    free, size = memory.capacity * FILLED - memory.needed, row.choice.micro_batch_size
     while most % (2 * size) == 0 and free >= of_least * (2 * size / row.choice.micro_batch_size - 1):
         size *= 2
     return size
@@ -255,7 +256,7 @@ def try_all(trials: Trials, options: FitOptions, known: Mapping[str, Split]) -> 
         found = dict(zip(order, pool.map(tried_and_proved, order), strict=True))
         rows = [found[name] for name in known]
         fitting = [row for row in rows if row.fits]
-        fitting.sort(key=lambda row: row.found.timing.seconds if row.found else 0.0)
+        fitting.sort(key=lambda row: row.found.seconds if row.found else 0.0)
         for i, row in enumerate(fitting):
             if row.proved == (2,) and row.split.tensor != 2:
                 fitting[i] = trials.proved(row, 4)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gptscale.common.measure.gpus import GIB
 from gptscale.foresight.memory.constants import Constant
 from gptscale.foresight.memory.timeline import ACTIVATION, OTHER, Timeline, kind_of
 from gptscale.results.render import subplots
@@ -16,7 +17,6 @@ from gptscale.results.render import subplots
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-GIB = 2**30
 # A curve needs no more points than a picture has columns.
 POINTS = 2000
 COLOURS = {
@@ -31,23 +31,21 @@ COLOURS = {
 class RankMemory:
     """The memory of one rank, in bytes.
 
-    allocated, reserved: the peaks of torch's allocator; on a CPU, which has none, both are the peak of live tensors.
-    capacity: of the device, or None where nothing is known. pinned: host memory pinned for the device. host: all that the rank
-    needs there. host_capacity: its share of the machine's. constants: what lies beside the allocator. out_of_memory: the
-    allocator's message, if the memory ended.
+    allocated, reserved: the peaks of torch's allocator. capacity: of the device. pinned: host memory pinned for the device. host:
+    all that the rank needs there. host_capacity: its share of the machine's, None if that is not known. constants: what lies
+    beside the allocator. out_of_memory: the allocator's message, if the memory ended.
     """
 
     rank: int
     timeline: Timeline
     allocated: int
     reserved: int
-    capacity: int | None = None
+    capacity: int
     pinned: int = 0
-    host: int | None = None
-    constants: Sequence[Constant] = ()
-    out_of_memory: str | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
+    host: int = 0
     host_capacity: int | None = None
+    constants: Sequence[Constant] = ()
+    out_of_memory: str = ""
 
     @property
     def needed(self) -> int:
@@ -55,28 +53,25 @@ class RankMemory:
         return self.reserved + sum(constant.nbytes for constant in self.constants)
 
     @property
-    def fits_host(self) -> bool | None:
-        """Return whether the host holds its part, or None if one of the two is not known."""
-        return None if self.host is None or self.host_capacity is None else self.host <= self.host_capacity
+    def fits_host(self) -> bool:
+        """Return whether the host holds its part, as far as is known."""
+        return self.host_capacity is None or self.host <= self.host_capacity
 
     @property
-    def fits(self) -> bool | None:
-        """Return whether the device and the host hold it, or None if neither is known."""
-        if self.out_of_memory or self.fits_host is False:
-            return False
-        return None if self.capacity is None else self.needed <= self.capacity
+    def fits(self) -> bool:
+        """Return whether the device and the host hold it."""
+        return self.fits_host and not self.out_of_memory and self.needed <= self.capacity
 
     @property
     def fits_barely(self) -> bool:
         """Return whether the device holds what is allocated, but not what torch keeps unused."""
-        outside = self.needed - self.reserved
-        squeezed = self.capacity is not None and self.allocated + outside <= self.capacity < self.needed
-        return squeezed and not self.out_of_memory and self.fits_host is not False
+        squeezed = self.allocated + self.needed - self.reserved <= self.capacity < self.needed
+        return squeezed and not self.out_of_memory and self.fits_host
 
     @property
     def is_too_large(self) -> bool:
         """Return whether it does not fit, not even barely."""
-        return self.fits is False and not self.fits_barely
+        return not (self.fits or self.fits_barely)
 
     def at_peak(self) -> dict[str, int]:
         """Return the bytes at the peak by owner, the activations of all modules in one, the largest first."""
@@ -103,19 +98,18 @@ class RankMemory:
             "outside_of_torch_bytes": {constant.name: constant.nbytes for constant in self.constants},
             "needed_bytes": self.needed,
             "fits": self.fits,
-            "out_of_memory": self.out_of_memory,
+            "out_of_memory": self.out_of_memory or None,
             "pinned_bytes": self.pinned,
             "host_bytes": self.host,
             "host_capacity_bytes": self.host_capacity,
-            **self.extra,
         }
 
 
-def filled_by(memory: RankMemory, most: int = 3) -> str:
+def filled_by(memory: RankMemory) -> str:
     """Return what fills the peak, in a few words: the largest owners with their GiB."""
     owners = memory.at_peak()
     words = [f"{owner}{'s' if owner == ACTIVATION else ''} {nbytes / GIB:.1f} GiB" for owner, nbytes in owners.items()]
-    return ", ".join(words[:most])
+    return ", ".join(words[:3])
 
 
 def draw(ranks: Sequence[RankMemory], title: str) -> Figure:
@@ -139,7 +133,7 @@ def stack(axis: Any, rank: RankMemory, kinds: Sequence[str]) -> None:
     axis.stackplot(np.arange(length), *stacked, colors=[COLOURS[kind] for kind in kinds], labels=kinds, linewidth=0)
     axis.axhline(rank.reserved / GIB, color="black", linestyle="--", linewidth=0.8, label="reserved at most")
     # A device that is nearly empty would press the curves flat.
-    if rank.capacity is not None and rank.reserved > 0.4 * rank.capacity:
+    if rank.reserved > 0.4 * rank.capacity:
         axis.axhline(rank.capacity / GIB, color="red", linewidth=0.8, label="the device")
     axis.set_title(f"rank {rank.rank}: peak {rank.allocated / GIB:.2f} GiB", fontsize=9)
     axis.set_xlabel("allocations and releases of one step, in turn", fontsize=8)

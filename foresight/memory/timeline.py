@@ -25,23 +25,17 @@ HEAD = re.compile(r"(^|\.)(loss|lm_head)$|CrossEntropy")
 
 
 @dataclass(frozen=True)
-class Allocations:
-    """One entry for each allocation: when it was made and freed (by the counter's time), its bytes, and its owner."""
+class Timeline:
+    """The memory of one process from before its engine was built to the end of its last step.
+
+    born, died, nbytes, owner: of each allocation, when it was made and freed, its bytes, and whose it is. times: events in all,
+    by which time is counted. marks: (time, part) where a part begins. steps: the time when each step begins.
+    """
 
     born: np.ndarray
     died: np.ndarray
     nbytes: np.ndarray
     owner: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """The memory of one process from before its engine was built to the end of its last step.
-
-    times: events in all. marks: (time, part) where a part begins. steps: the time when each step begins.
-    """
-
-    allocations: Allocations
     times: int
     marks: list[tuple[int, str]]
     steps: list[int]
@@ -50,8 +44,8 @@ class Timeline:
     def total(self) -> np.ndarray:
         """Return the bytes that live after each event."""
         change = np.zeros(self.times + 1, dtype=np.int64)
-        np.add.at(change, self.allocations.born, self.allocations.nbytes)
-        np.add.at(change, self.allocations.died, -self.allocations.nbytes)
+        np.add.at(change, self.born, self.nbytes)
+        np.add.at(change, self.died, -self.nbytes)
         return np.cumsum(change[: self.times])
 
     @property
@@ -66,10 +60,9 @@ class Timeline:
 
     def by_owner(self, time: int) -> dict[str, int]:
         """Return the bytes that lived at `time` by their owner, the largest first."""
-        a = self.allocations
         nbytes = Counter[str]()
-        for i in np.flatnonzero((a.born <= time) & (a.died > time)).tolist():
-            nbytes[a.owner[i]] += int(a.nbytes[i])
+        for i in np.flatnonzero((self.born <= time) & (self.died > time)).tolist():
+            nbytes[self.owner[i]] += int(self.nbytes[i])
         return dict(nbytes.most_common())
 
     def part_at(self, time: int) -> str:
@@ -78,14 +71,13 @@ class Timeline:
 
     def curves(self, begin: int, end: int) -> dict[str, np.ndarray]:
         """Return the bytes after each event between two times, for each kind of owner."""
-        a = self.allocations
-        kinds = np.array([kind_of(owner) for owner in a.owner])
+        kinds = np.array([kind_of(owner) for owner in self.owner])
         curves = {}
         for kind in dict.fromkeys(kinds.tolist()):
             change = np.zeros(self.times + 1, dtype=np.int64)
             chosen = kinds == kind
-            np.add.at(change, a.born[chosen], a.nbytes[chosen])
-            np.add.at(change, a.died[chosen], -a.nbytes[chosen])
+            np.add.at(change, self.born[chosen], self.nbytes[chosen])
+            np.add.at(change, self.died[chosen], -self.nbytes[chosen])
             curves[str(kind)] = np.cumsum(change)[begin:end]
         return curves
 
@@ -123,7 +115,7 @@ def read_timeline(log: np.ndarray, owners: Mapping[str, Any]) -> Timeline:
     places = [owners["places"][place] for place in log[times, 2].tolist()]
     owner = [label or _owner(*place) for label, place in zip(label_of, places, strict=True)]
     marks = [(time, part) for time, part in owners["marks"]]
-    return Timeline(Allocations(times, ends, log[times, 1], owner), len(log), marks, list(owners["steps"]))
+    return Timeline(times, ends, log[times, 1], owner, len(log), marks, list(owners["steps"]))
 
 
 def _set_label(live: dict[int, int], label_of: list[str], timed_label: tuple[int, int, str]) -> None:

@@ -25,7 +25,7 @@ from gptscale.common.optim.stepper import Stepper
 from gptscale.common.process.world import World
 from gptscale.common.settings.run import Run
 from gptscale.foresight.mock_cuda.boot import mark
-from gptscale.foresight.mock_cuda.stand_ins import compile_nothing, pass_over
+from gptscale.foresight.mock_cuda.stand_ins import compile_nothing, pass_over, wrap
 
 
 def leave_out() -> None:
@@ -34,39 +34,34 @@ def leave_out() -> None:
     _replace(initial_weights, "init_rows", lambda *name_shape_and_rows: iter(()))
     _replace(initial_weights, "init_tensor", lambda name, shape, gpt, seed: torch.empty(shape))
     # Losses and norms are leftovers of the device's memory. A run ends at a NaN, a simulation does not.
-    is_finite = Stepper.is_finite
-    _replace(Stepper, "is_finite", lambda *arguments: is_finite(*arguments) or True)
+    wrap(Stepper, "is_finite", lambda is_finite, *arguments: is_finite(*arguments) or True)
     leave_out_steps()
     _replace(operators, "lack", lambda ops: None)
     _replace(operators, "load", _load_for_deepspeed)
     _replace(swap_folder, "check_space", lambda *folders_and_bytes: None)
-    start = colossal_start.start
 
-    def start_without_kernels(*arguments: Any) -> None:
+    def start_without_kernels(start: Callable[..., None], *arguments: Any) -> None:
         start(*arguments)
         _stand_in_for_colossals_kernels()
 
-    _replace(colossal_start, "start", start_without_kernels)
+    wrap(colossal_start, "start", start_without_kernels)
 
 
 def leave_out_steps() -> None:
     """Let this process leave out the host's AdamW, and tell the mock how many bytes it would pass over."""
-    _replace(torch, "_fused_adamw_", _on_a_device(torch._fused_adamw_))
+    wrap(torch, "_fused_adamw_", _fused_adamw)
 
 
 def _replace(owner: Any, name: str, stand_in: Any) -> None:
     setattr(owner, name, stand_in)
 
 
-def _on_a_device(update: Callable[..., None]) -> Callable[..., None]:
-    def fused_adamw(parameters: list[torch.Tensor], *state: Any, **options: Any) -> None:
-        if parameters[0].is_cuda:
-            update(parameters, *state, **options)
-        else:
-            for each in parameters:
-                pass_over(each.to_local() if isinstance(each, DTensor) else each)
-
-    return fused_adamw
+def _fused_adamw(update: Callable[..., None], parameters: list[torch.Tensor], *state: Any, **options: Any) -> None:
+    if parameters[0].is_cuda:
+        update(parameters, *state, **options)
+    else:
+        for each in parameters:
+            pass_over(each.to_local() if isinstance(each, DTensor) else each)
 
 
 class NoFiles:

@@ -202,7 +202,7 @@ def _ranks_on_node(values: Any) -> int:
     return 0
 
 
-def _around(run: Callable[..., Any], name_of: Callable[[Any], str]) -> Callable[..., Any]:
+def _around(run: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the launch of compiled kernels, so that it tells the bytes of its tensors, each read or written once.
 
     Where torch.compile updates a tensor in place, it calls the argument so, and the kernel does both.
@@ -220,7 +220,8 @@ def _around(run: Callable[..., Any], name_of: Callable[[Any], str]) -> Callable[
                 named = zip(getattr(self.fn, "arg_names", ()), args, strict=False)
                 both = [arg for name, arg in named if name.startswith("in_out_ptr")]
                 tensors = [*_on_device([args, *options.values(), both])]
-                tell(f"{name_of(self)} {_precision(tensors)}".encode(), 0, sum(map(_size, tensors)), 0, 0)
+                name = getattr(self.fn, "__name__", "triton")
+                tell(f"{name} {_precision(tensors)}".encode(), 0, sum(map(_size, tensors)), 0, 0)
 
     return run_and_tell
 
@@ -252,7 +253,7 @@ def pause_for_guards(module: Any) -> None:
 def watch_inductor(module: Any) -> None:
     """Tell of the kernels that torch.compile has made, each in the first of its forms: all of them take as long here."""
     kind = module.CachingAutotuner
-    kind.run = _around(kind.run, lambda kernel: str(getattr(kernel.fn, "__name__", "triton")))
+    kind.run = _around(kind.run)
     begin = kind.__init__
 
     def begin_with_one(self: Any, *args: Any, **options: Any) -> None:
@@ -272,4 +273,4 @@ def choose_first(module: Any) -> None:
 def watch_triton(module: Any) -> None:
     """Tell of the kernels that a program has written in Triton's language."""
     kind = module.JITFunction
-    kind.run = _around(kind.run, lambda kernel: str(getattr(kernel.fn, "__name__", "triton")))
+    kind.run = _around(kind.run)

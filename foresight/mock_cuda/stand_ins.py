@@ -12,6 +12,7 @@ import operator
 import os
 import shutil
 from collections.abc import Iterator
+from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,85 +45,76 @@ class NothingRejected(TorchFunctionMode):
         return False if function is torch.Tensor.any and args[0].is_cuda else result
 
 
+def wrap(owner: Any, name: str, around: Any) -> None:
+    """Let `around` be called instead of a function, with that function as its first argument."""
+    run = getattr(owner, name)
+    setattr(owner, name, wraps(run)(lambda *args, **options: around(run, *args, **options)))
+
+
 def begin(torch_module: Any) -> None:
     """Leave out what torch.save would write, and stand in for weights and batches as the task asks."""
-    save, draw = torch.save, vars(torch.nn.init)["_no_grad_trunc_normal_"]
-
-    def draw_once(*args: Any, **options: Any) -> Any:
-        with NothingRejected():
-            return draw(*args, **options)
-
-    setattr(torch.nn.init, "_no_grad_trunc_normal_", draw_once)  # noqa: B010
-
-    def save_no_files(value: Any, file: Any, *args: Any, **options: Any) -> None:
-        if hasattr(file, "write"):
-            save(value, file, *args, **options)
-        else:
-            _unwritten.add(os.path.abspath(file))
-
-    setattr(torch, "save", save_no_files)  # noqa: B010
+    wrap(torch.nn.init, "_no_grad_trunc_normal_", _draw_once)
+    wrap(torch, "save", _save_no_files)
     for owner, names in ((os, "rename replace link"), (shutil, "copy copy2 copyfile")):
         for name in names.split():
-            setattr(owner, name, _if_written(getattr(owner, name)))
+            wrap(owner, name, _move_if_written)
     # It would check values, which are zeros here.
     torch.distributions.Distribution.set_default_validate_args(False)
     # The mock has none of cuDNN's recurrent layers. Torch's own, step by step, take their place.
     torch.nn.RNNBase.flatten_parameters = lambda self: None  # type: ignore[method-assign]
     for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        setattr(torch._VF, name, _without_cudnn(getattr(torch._VF, name)))
-    # While operations are recorded, torch passes lengths on the host to a kernel that refuses them.
-    ctc_loss: Any = torch.ctc_loss
-
-    def ctc_loss_there(*args: Any) -> Any:
-        return ctc_loss(*(each.to(args[0].device) if isinstance(each, torch.Tensor) else each for each in args))
-
-    setattr(torch, "ctc_loss", _without_cudnn(ctc_loss_there))  # noqa: B010
+        wrap(torch._VF, name, _without_cudnn)
+    wrap(torch, "ctc_loss", _ctc_loss)
     if _asked("no_weights"):
-        setattr(torch, "load", _if_there(torch.load))  # noqa: B010
+        wrap(torch, "load", _load_if_there)
         for kind in (torch.nn.Module, torch.optim.Optimizer):
-            kind.load_state_dict = _unless_empty(kind.load_state_dict)  # type: ignore[method-assign]
+            wrap(kind, "load_state_dict", _load_unless_empty)
     if _asked("fake_batches"):
-        loader: Any = torch.utils.data.DataLoader
-        iterate = loader.__iter__
-        loader.__iter__ = lambda self: _first_again(self, iterate)
+        wrap(torch.utils.data.DataLoader, "__iter__", _first_again)
 
 
-def _if_written(move: Any) -> Any:
-    def move_if_written(source: Any, target: Any, *args: Any, **options: Any) -> Any:
-        if os.path.abspath(source) not in _unwritten:
-            return move(source, target, *args, **options)
-        _unwritten.add(os.path.abspath(target))
-
-    return move_if_written
+def _draw_once(draw: Any, *args: Any, **options: Any) -> Any:
+    with NothingRejected():
+        return draw(*args, **options)
 
 
-def _without_cudnn(run: Any) -> Any:
-    def run_without_cudnn(*args: Any) -> Any:
-        with torch.backends.cudnn.flags(enabled=False):
-            return run(*args)
-
-    return run_without_cudnn
-
-
-def _if_there(load: Any) -> Any:
-    def load_if_there(file: Any, *args: Any, **options: Any) -> Any:
-        if isinstance(file, (str, os.PathLike)) and not Path(file).exists():
-            return NoWeights()
-        return load(file, *args, **options)
-
-    return load_if_there
+def _save_no_files(save: Any, value: Any, file: Any, *args: Any, **options: Any) -> None:
+    if hasattr(file, "write"):
+        save(value, file, *args, **options)
+    else:
+        _unwritten.add(os.path.abspath(file))
 
 
-def _unless_empty(load_state_dict: Any) -> Any:
-    def load_unless_empty(self: Any, state_dict: Any, *args: Any, **options: Any) -> Any:
-        if state_dict:
-            return load_state_dict(self, state_dict, *args, **options)
-        return torch.nn.modules.module._IncompatibleKeys([], [])
-
-    return load_unless_empty
+def _move_if_written(move: Any, source: Any, target: Any, *args: Any, **options: Any) -> Any:
+    if os.path.abspath(source) not in _unwritten:
+        return move(source, target, *args, **options)
+    _unwritten.add(os.path.abspath(target))
 
 
-def _first_again(loader: Any, iterate: Any) -> Iterator[Any]:
+def _without_cudnn(run: Any, *args: Any) -> Any:
+    with torch.backends.cudnn.flags(enabled=False):
+        return run(*args)
+
+
+def _ctc_loss(run: Any, *args: Any) -> Any:
+    """While operations are recorded, torch passes lengths on the host to a kernel that refuses them."""
+    there = (each.to(args[0].device) if isinstance(each, torch.Tensor) else each for each in args)
+    return _without_cudnn(run, *there)
+
+
+def _load_if_there(load: Any, file: Any, *args: Any, **options: Any) -> Any:
+    if isinstance(file, (str, os.PathLike)) and not Path(file).exists():
+        return NoWeights()
+    return load(file, *args, **options)
+
+
+def _load_unless_empty(load: Any, owner: Any, state_dict: Any, *args: Any, **options: Any) -> Any:
+    if state_dict:
+        return load(owner, state_dict, *args, **options)
+    return torch.nn.modules.module._IncompatibleKeys([], [])
+
+
+def _first_again(iterate: Any, loader: Any) -> Iterator[Any]:
     """Yield a loader's first batch as often as the loader has batches, or without end if it cannot say."""
     for first in iterate(loader):
         for _ in range(operator.length_hint(loader, 2**62)):
@@ -133,7 +125,7 @@ def _first_again(loader: Any, iterate: Any) -> Iterator[Any]:
 def load_nothing(module: Any) -> None:
     """Let safetensors load what is there."""
     if _asked("no_weights"):
-        module.load_file = _if_there(module.load_file)
+        wrap(module, "load_file", _load_if_there)
 
 
 def build_from_config(module: Any) -> None:

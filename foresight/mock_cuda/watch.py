@@ -19,6 +19,7 @@ import weakref
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import compress, repeat
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,9 @@ RECIPE_FACTS = "recipe.json"
 # NCCL's watchdog lets go of the tensors of finished collectives ten times a second. A step on a GPU is longer than that.
 WATCHDOG_S = 0.25
 # They lie beside this file, whose name differs in a program.
-record, experts = (importlib.import_module(f"{__name__.removesuffix('watch')}{name}") for name in ("record", "experts"))
+record, experts, stand_ins = (
+    importlib.import_module(f"{__name__.removesuffix('watch')}{name}") for name in ("record", "experts", "stand_ins")
+)
 # More than three steps make: 48 layers allocate some 3,000 blocks for each micro-batch.
 ENTRIES_MAX = 10_000_000
 
@@ -90,17 +93,15 @@ class Owners:
         torch.cuda._lazy_call(self._record)
         register_module_forward_pre_hook(self._enter_module)
         register_module_forward_hook(self._leave_module, always_call=True)
-        run: Callable[..., Any] = vars(torch.autograd)["_engine_run_backward"]
+        stand_ins.wrap(torch.autograd, "_engine_run_backward", self._backward)
 
-        def run_backward(*arguments: Any, **options: Any) -> Any:
-            self.enter(BACKWARD)
-            try:
-                return run(*arguments, **options)
-            finally:
-                self.leave()
-                self._label_gradients([p for model in self._alive() for p in model.parameters()])
-
-        setattr(torch.autograd, "_engine_run_backward", run_backward)  # noqa: B010
+    def _backward(self, run: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        self.enter(BACKWARD)
+        try:
+            return run(*arguments, **options)
+        finally:
+            self.leave()
+            self._label_gradients([p for model in self._alive() for p in model.parameters()])
 
     def _record(self) -> None:
         torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=ENTRIES_MAX)
@@ -321,8 +322,8 @@ class ProgramWatch:
             ("_cuda_resetAccumulatedMemoryStats", self.owners.counts_restart),
             ("_accelerator_resetAccumulatedStats", self.owners.counts_restart),
         ):
-            if original := getattr(torch._C, name, None):
-                setattr(torch._C, name, _after(tell, original))
+            if hasattr(torch._C, name):
+                stand_ins.wrap(torch._C, name, partial(_tell_first, tell))
         observe = vars(torch._C)["_cuda_attach_out_of_memory_observer"]
         torch.cuda._lazy_call(lambda: observe(self._note_refusal))
         print_error = sys.excepthook
@@ -435,12 +436,9 @@ class ProgramWatch:
         written.rename(self.folder / "report.json")
 
 
-def _after(tell: Callable[[], None], original: Callable[..., Any]) -> Callable[..., Any]:
-    def reset(*device: Any) -> Any:
-        tell()
-        return original(*device)
-
-    return reset
+def _tell_first(tell: Callable[[], None], reset: Callable[..., Any], *device: Any) -> Any:
+    tell()
+    return reset(*device)
 
 
 def clocks() -> tuple[float, float]:
@@ -476,30 +474,23 @@ def begin(torch_module: Any) -> None:
 
 def watch_deepspeed(module: Any) -> None:
     """Count the steps of DeepSpeed's engine, whose optimizer steps several times in each."""
-    take = module.DeepSpeedEngine._take_model_step
 
-    def take_model_step(self: Any, *args: Any, **options: Any) -> None:
-        optimizer = getattr(self, "basic_optimizer", self)
+    def take_model_step(take: Callable[..., Any], engine: Any, *args: Any, **options: Any) -> None:
+        optimizer = getattr(engine, "basic_optimizer", engine)
         watch.begins(optimizer)
         watch.in_engine = True
-        take(self, *args, **options)
+        take(engine, *args, **options)
         watch.in_engine = False
         watch.stepped(optimizer)
 
-    module.DeepSpeedEngine._take_model_step = take_model_step
-    for name, optimizer in (("stage_1_and_2", "DeepSpeedZeroOptimizer"), ("stage3", "DeepSpeedZeroOptimizer_Stage3")):
-        zero: Any = importlib.import_module(f"deepspeed.runtime.zero.{name}")
-        _skip_no_step(zero, getattr(zero, optimizer))
-
-
-def _skip_no_step(zero: Any, optimizer: Any) -> None:
-    """Let ZeRO take its step whatever gradients are: they are leftovers of memory."""
-    ask = optimizer.has_overflow
-
-    def has_overflow(self: Any, *args: Any, **options: Any) -> bool:
-        ask(self, *args, **options)
+    def has_no_overflow(ask: Callable[..., Any], *args: Any, **options: Any) -> bool:
+        ask(*args, **options)
         return False
 
-    optimizer.has_overflow = has_overflow
-    if hasattr(zero, "is_invalid_grad_norm"):
-        zero.is_invalid_grad_norm = lambda norm: False
+    stand_ins.wrap(module.DeepSpeedEngine, "_take_model_step", take_model_step)
+    # ZeRO takes its step whatever gradients are: they are leftovers of memory.
+    for name, optimizer in (("stage_1_and_2", "DeepSpeedZeroOptimizer"), ("stage3", "DeepSpeedZeroOptimizer_Stage3")):
+        zero: Any = importlib.import_module(f"deepspeed.runtime.zero.{name}")
+        stand_ins.wrap(getattr(zero, optimizer), "has_overflow", has_no_overflow)
+        if hasattr(zero, "is_invalid_grad_norm"):
+            zero.is_invalid_grad_norm = lambda norm: False

@@ -7,13 +7,12 @@ import itertools
 import math
 import typing
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
-from gptscale.common.settings.run_config import MODEL_AXES, RunConfig
+from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.memory.bound import HOLDERS
 from gptscale.foresight.plan.question import Cluster, Resolve
 from gptscale.recipes import RECIPES, Recipe
@@ -23,45 +22,27 @@ CHECKPOINTING: tuple[Literal["none", "selective", "full"], ...] = ("none", "sele
 # Options of recipes that split the work otherwise. A field whose type lists its values takes all of them.
 LISTED = ("schedule", "data_parallel", "strategy", "cp_style")
 STAGES = (1, 2, 3)
-Split = tuple[str, *tuple[int, ...]]
+# A run that its recipe accepts, with the recipe's own options.
+Candidate = tuple[Run, RecipeConfig]
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A run that its recipe accepts."""
-
-    run: Run
-    config: RecipeConfig
-
-    @property
-    def split(self) -> Split:
-        """Return what rows of one kind have in common: the recipe and its mesh."""
-        return self.run.recipe, *map(self.run.mesh.size, MODEL_AXES)
-
-
-@dataclass
-class Enumeration:
-    """What was listed. left_out: recipes that were not, each with the reason."""
-
-    groups: list[list[Candidate]]
-    left_out: dict[str, str]
-
-
-def enumerate_runs(config: RunConfig, cluster: Cluster, recipes: Sequence[str], resolve: Resolve) -> Enumeration:
-    """Return the valid runs in groups that differ in checkpointing alone, its fastest form first."""
-    listed = Enumeration([], {})
+def enumerate_runs(
+    config: RunConfig, cluster: Cluster, recipes: Sequence[str], resolve: Resolve
+) -> tuple[list[list[Candidate]], dict[str, str]]:
+    """Return the valid runs in groups that differ in checkpointing alone, its fastest form first, and why recipes have none."""
+    groups, left_out = list[list[Candidate]](), dict[str, str]()
     for name in recipes:
         row = RECIPES[name]
         unknown = "" if row.memory in HOLDERS else f"no layout is known by the name {row.memory}"
         if why := row.own_work or "it needs a CUDA device" * (row.needs_cuda and cluster.is_cpu) or unknown:
-            listed.left_out[name] = why
+            left_out[name] = why
             continue
         try:
             kind = getattr(row.load(), row.config)
         except ConfigError as error:
-            listed.left_out[name] = f"{error.what}: {error.fix}"
+            left_out[name] = f"{error.what}: {error.fix}"
             continue
-        before, why = len(listed.groups), _no_mesh(row, cluster)
+        before, why = len(groups), _no_mesh(row, cluster)
         for request, options in _requests(config, cluster, row, kind):
             group = []
             for mode in CHECKPOINTING:
@@ -70,12 +51,12 @@ def enumerate_runs(config: RunConfig, cluster: Cluster, recipes: Sequence[str], 
                 except ConfigError as error:
                     why = f"{error.what} ({error.where})"
                     continue
-                group.append(Candidate(run, options))
+                group.append((run, options))
             if group:
-                listed.groups.append(group)
-        if len(listed.groups) == before:
-            listed.left_out[name] = why
-    return listed
+                groups.append(group)
+        if len(groups) == before:
+            left_out[name] = why
+    return groups, left_out
 
 
 def _requests(
@@ -117,25 +98,18 @@ def _meshes(cluster: Cluster, axes: Sequence[str]) -> Iterator[dict[str, Any]]:
 def _options(row: Recipe, kind: type[RecipeConfig], cluster: Cluster) -> Iterator[RecipeConfig]:
     """Yield a recipe's own options in all the ways that split the work otherwise."""
     types = typing.get_type_hints(kind)
-    values: dict[str, Sequence[Any]] = {}
-    for field in dataclasses.fields(kind):
-        if field.name in row.preset:
-            continue
-        if field.name in LISTED:
-            values[field.name] = typing.get_args(types[field.name])
-        elif field.name == "stage":
-            values["stage"] = typing.get_args(types["stage"]) or STAGES
-        elif field.name == "reshard_after_forward":
-            values[field.name] = (True, False)
-        elif field.name == "dp_replicate_size":
-            # shards inside a node, replicas between nodes
-            values[field.name] = sorted({1, cluster.nodes})
-        elif field.name == "stages_per_rank":
-            values[field.name] = (0, 4)
-        elif field.name == "offload_optim_frac":
-            values[field.name] = (0.0, 1.0)
-    for chosen in itertools.product(*values.values()):
+    values: dict[str, Sequence[Any]] = {
+        **{name: typing.get_args(types[name]) for name in LISTED if name in types},
+        "stage": typing.get_args(types.get("stage")) or STAGES,
+        "reshard_after_forward": (True, False),
+        # shards inside a node, replicas between nodes
+        "dp_replicate_size": sorted({1, cluster.nodes}),
+        "stages_per_rank": (0, 4),
+        "offload_optim_frac": (0.0, 1.0),
+    }
+    own = [field.name for field in dataclasses.fields(kind) if field.name in values and field.name not in row.preset]
+    for chosen in itertools.product(*(values[name] for name in own)):
         try:
-            yield kind(**row.preset, **dict(zip(values, chosen, strict=True)))
+            yield kind(**row.preset, **dict(zip(own, chosen, strict=True)))
         except ConfigError:
             continue

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from gptscale.common.settings.run_config import MODEL_AXES
 from gptscale.foresight.memory.report import COLOURS, stack
-from gptscale.foresight.plan.enumeration import Split
-from gptscale.foresight.plan.rows import PlannedRow
+from gptscale.foresight.plan.rows import PlannedRow, Split
 from gptscale.foresight.plan.trials import RECORDED
 from gptscale.foresight.price.picture import draw_step, lanes, letters
 from gptscale.results.render import subplots
@@ -19,13 +18,12 @@ if TYPE_CHECKING:
 
 def draw_row(row: PlannedRow) -> Figure:
     """Draw when each stream of a simulated row works, and what fills its memory over a step."""
-    assert row.tried is not None
     assert row.simulated is not None
-    n_lanes = len(lanes(row.tried.replayed))
+    n_lanes = len(lanes(row.timing.replayed))
     size = (13, max(4.0, 1.6 + 0.34 * n_lanes))
     figure, axes = subplots(1, 2, size, _title(row), gridspec_kw={"width_ratios": [5, 2]})
     gantt, memory = axes[0]
-    draw_step(gantt, row.tried.replayed)
+    draw_step(gantt, row.timing.replayed)
     stack(memory, row.simulated, list(COLOURS))
     memory.set_ylabel("GiB")
     handles, labels = memory.get_legend_handles_labels()
@@ -60,14 +58,13 @@ def draw_scaling(speeds: Mapping[str, Mapping[int, float]], title: str) -> Figur
 
 def explained(row: PlannedRow) -> list[str]:
     """Return how busy each stream of a row's ranks is, and with what."""
-    assert row.tried is not None
     first = f"{row.name}, micro-batches {row.detail}: {1e3 * row.timing.seconds:,.1f} ms{_left_out(row)}"
-    return [first, *letters(row.tried.replayed)]
+    return [first, *letters(row.timing.replayed)]
 
 
 def _left_out(row: PlannedRow) -> str:
     """Return which micro-batches are not drawn, because each further one takes as long as the one before."""
-    run = row.candidate.run
+    run = row.run
     n = run.batch.grad_accum_steps
     return f"; drawn are {RECORDED} of {n} micro-batches" if run.pp_size == 1 and n > RECORDED else ""
 
@@ -77,18 +74,18 @@ def _title(row: PlannedRow) -> str:
     return f"{row.name}, micro-batches {row.detail}, on {row.cluster}: {step}"
 
 
-def scaling_speeds(plans: Mapping[int, Sequence[PlannedRow]], most: int = 5) -> dict[str, dict[int, float]]:
+def scaling_speeds(plans: Mapping[int, Sequence[PlannedRow]]) -> dict[str, dict[int, float]]:
     """Return tokens/s by devices of the splits that are best on most devices. plans: best rows by devices."""
     last = plans[max(plans)]
 
     def label(row: PlannedRow) -> Split:
-        run = row.candidate.run
+        run = row.run
         # A pipeline or tensor recipe spreads over all devices, so its sizes change with them.
-        return (run.recipe, *[0] * len(MODEL_AXES)) if run.batch.dp_size == 1 else row.candidate.split
+        return (run.recipe, *[0] * len(MODEL_AXES)) if run.batch.dp_size == 1 else row.split
 
     speeds: dict[str, dict[int, float]] = {}
-    for chosen in last[:most]:
-        name = chosen.candidate.run.recipe
+    for chosen in last[:5]:
+        name = chosen.run.recipe
         name += "".join(f" {axis}{size}" for axis, size in zip(MODEL_AXES, label(chosen)[1:], strict=True) if size > 1)
         for devices, rows in sorted(plans.items()):
             same = [row.tokens_per_s for row in rows if label(row) == label(chosen)]

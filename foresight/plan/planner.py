@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD
 from gptscale.common.errors import GptscaleError
 from gptscale.common.measure.flops import hardware_flops_per_token
+from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.memory.bound import Places
-from gptscale.foresight.plan.enumeration import Candidate, Split, enumerate_runs
+from gptscale.foresight.plan.enumeration import Candidate, enumerate_runs
 from gptscale.foresight.plan.question import Cluster, Resolve
-from gptscale.foresight.plan.rows import PlannedRow, Tried, places_of
+from gptscale.foresight.plan.rows import PlannedRow, Split, Tried, places_of
 from gptscale.foresight.plan.trials import MEASURED
 from gptscale.foresight.price.cost import Costs
 from gptscale.foresight.price.record import Work
@@ -49,14 +51,17 @@ class WorkPlan:
     left_out: dict[str, str]
 
     @property
-    def recommended(self) -> PlannedRow | None:
-        """Return the row to take: of those that are as good as the fastest, the simplest recipe."""
-        if not self.rows:
-            return None
+    def recommended(self) -> PlannedRow:
+        """Return the row to take: of those that are as good as the fastest, the simplest recipe. Some row must fit."""
         share = AS_GOOD if self.rows[0].timing.grade == MEASURED else AS_GOOD_BY_DATA_SHEET
         as_good = [row for row in self.rows if row.tokens_per_s >= share * self.rows[0].tokens_per_s]
         order = list(RECIPES)
-        return min(as_good, key=lambda row: (order.index(row.candidate.run.recipe), -row.tokens_per_s))
+        return min(as_good, key=lambda row: (order.index(row.run.recipe), -row.tokens_per_s))
+
+    @property
+    def recommended_number(self) -> int:
+        """Return its number in the table."""
+        return next(i for i, row in enumerate(self.rows, 1) if row is self.recommended)
 
 
 def plan(
@@ -75,10 +80,10 @@ def plan(
 
     host_memory: bytes of a node, None where it is not known. tell: is told what is tried.
     """
-    listed = enumerate_runs(config, cluster, recipes, resolve)
+    groups, left_out = enumerate_runs(config, cluster, recipes, resolve)
     fitting, nearest, n_listed = list[PlannedRow](), None, 0
     costs = None if cluster.is_cpu else cluster.costs(config.precision)
-    for group in listed.groups:
+    for group in groups:
         n_listed += len(group)
         for row in _of_group(group, cluster, costs, host_memory):
             if row.may_fit:
@@ -108,11 +113,11 @@ def plan(
                         # The next form has its turn at once: its split was worth a trial.
                         splits.insert(0, forms[1:])
                 else:
-                    listed.left_out[f"a trial of {forms[0].name}, {forms[0].detail}"] = tried
+                    left_out[f"a trial of {forms[0].name}, {forms[0].detail}"] = tried
     order = {name: place for place, name in enumerate(recipes)}
     # Equally fast rows stand in the order of the table of recipes, the simplest first.
-    rows.sort(key=lambda row: (-round(row.tokens_per_s, 3), order[row.candidate.run.recipe], -row.margin))
-    return WorkPlan(cluster, config, rows, also, None if rows else nearest, n_listed, n_splits, listed.left_out)
+    rows.sort(key=lambda row: (-round(row.tokens_per_s, 3), order[row.run.recipe], -row.margin))
+    return WorkPlan(cluster, config, rows, also, None if rows else nearest, n_listed, n_splits, left_out)
 
 
 def _try(row: PlannedRow, trial: Trial) -> Tried | str:
@@ -126,13 +131,13 @@ def _try(row: PlannedRow, trial: Trial) -> Tried | str:
 def _of_group(
     group: Iterable[Candidate], cluster: Cluster, costs: Costs | None, host_memory: int | None
 ) -> Iterator[PlannedRow]:
-    """Yield the forms of a candidate, from the fastest on, until one fits for sure."""
-    for candidate in group:
-        places = places_of(candidate)
+    """Yield the forms of a run, from the fastest on, until one fits for sure."""
+    for run, config in group:
+        places = places_of(run, config)
         if host_memory is not None and places.host * cluster.per_node > host_memory:
             continue
-        estimate = 0.0 if costs is None else estimated_seconds(candidate, places, costs)
-        row = PlannedRow(candidate, cluster, places, estimate)
+        estimate = 0.0 if costs is None else estimated_seconds(run, config, places, costs)
+        row = PlannedRow(run, config, cluster, places, estimate)
         yield row
         if row.surely_fits:
             return
@@ -142,8 +147,8 @@ def _splits(rows: Sequence[PlannedRow], order: Sequence[str]) -> tuple[list[list
     """Return the forms of each split, the best first, and the recipes that split in the same way."""
     by_split: dict[Split, list[PlannedRow]] = {}
     # A larger micro-batch has larger products. So it comes first where the estimate does not tell.
-    for row in sorted(rows, key=lambda row: (row.estimate, -row.candidate.run.batch.micro_batch_size)):
-        by_split.setdefault(row.candidate.split, []).append(row)
+    for row in sorted(rows, key=lambda row: (row.estimate, -row.run.batch.micro_batch_size)):
+        by_split.setdefault(row.split, []).append(row)
     also: dict[Split, list[str]] = {}
     kinds: dict[object, Split] = {}
     splits = []
@@ -166,12 +171,11 @@ SELECTIVE = 1.05
 PASSES = 1.15
 
 
-def estimated_seconds(candidate: Candidate, places: Places, costs: Costs) -> float:
+def estimated_seconds(run: Run, config: RecipeConfig, places: Places, costs: Costs) -> float:
     """Return how long a step lasts at least: what is computed, and what nothing of it can hide.
 
     places: the bound of its memory.
     """
-    run, config = candidate.run, candidate.config
     batch, gpt, tp, cp, pp = run.batch, run.gpt, run.tp_size, run.cp_size, run.pp_size
     mode, size = run.config.activation_checkpointing, 4 if run.config.precision == "fp32" else 2
     precision = "tf32" if size == 4 else run.config.precision

@@ -22,7 +22,7 @@ from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.plan.options import PlanOptions
 from gptscale.foresight.plan.planner import WorkPlan, plan
-from gptscale.foresight.plan.question import Cluster, cpu_cluster, gpu_cluster
+from gptscale.foresight.plan.question import Cluster, Resolve, cpu_cluster, gpu_cluster
 from gptscale.foresight.plan.rows import PlannedRow, words_of
 from gptscale.foresight.plan.trials import measured, simulated
 from gptscale.foresight.simulate.interpreters import prepare_mock
@@ -41,11 +41,9 @@ def cluster_of(options: PlanOptions) -> Cluster:
     return cpu_cluster(options.nproc or min(8, len(os.sched_getaffinity(0))), psutil.virtual_memory().available)
 
 
-def plan_for(
-    options: PlanOptions, cluster: Cluster, names: Sequence[str], tell: Callable[[str], None] = lambda words: None
-) -> WorkPlan:
-    """Return the plan of the recipes `names` on a cluster. tell: is told what is tried."""
-    world = World(0, 0, cluster.ranks, torch.device("cpu" if cluster.is_cpu else "cuda"), 600.0)
+def resolver(ranks: int, device: str) -> Resolve:
+    """Return what makes runs on so many ranks, and raises ConfigError for those that do not work out."""
+    world = World(0, 0, ranks, torch.device(device), 600.0)
 
     def resolved(recipe: str, config: RunConfig, own: RecipeConfig) -> Run:
         run = resolve(recipe, config, own, world)
@@ -55,6 +53,13 @@ def plan_for(
             own.check(run)
         return run
 
+    return resolved
+
+
+def plan_for(
+    options: PlanOptions, cluster: Cluster, names: Sequence[str], tell: Callable[[str], None] = lambda words: None
+) -> WorkPlan:
+    """Return the plan of the recipes `names` on a cluster. tell: is told what is tried."""
     if not cluster.is_cpu:
         # Or the trials would compile it at the same time.
         prepare_mock()
@@ -62,7 +67,7 @@ def plan_for(
         options.work(cluster.ranks),
         cluster,
         names,
-        resolved,
+        resolver(cluster.ranks, "cpu" if cluster.is_cpu else "cuda"),
         measured if cluster.is_cpu else simulated,
         wanted=options.rows,
         # Runs of this machine would slow each other down.
@@ -75,7 +80,7 @@ def plan_for(
 def best_by_devices(options: PlanOptions, plan: WorkPlan) -> dict[int, list[PlannedRow]]:
     """Return the best rows on half as many devices, a quarter and so on, with the same global batch."""
     cluster, plans = plan.cluster, {plan.cluster.ranks: plan.rows}
-    names = list(dict.fromkeys(row.candidate.run.recipe for row in plans[cluster.ranks]))
+    names = list(dict.fromkeys(row.run.recipe for row in plans[cluster.ranks]))
     same = dataclasses.replace(options, global_batch_size=plan.config.global_batch_size)
     ranks = cluster.ranks // 2
     while ranks:
@@ -86,39 +91,27 @@ def best_by_devices(options: PlanOptions, plan: WorkPlan) -> dict[int, list[Plan
     return {n: rows for n, rows in plans.items() if rows}
 
 
-@dataclasses.dataclass(frozen=True)
-class PlanTable:
-    """The table of a plan as it is shown. recommended: the number of its row."""
-
-    title: str
-    lines: Sequence[str]
-    rows: Sequence[PlannedRow]
-    cells: Sequence[dict[str, str]]
-    notes: Sequence[str]
-    recommended: int
-
-
-def write_plan(path: Path, shown: PlanTable, plan: WorkPlan, argv: Sequence[str]) -> str:
+def write_plan(path: Path, plan: WorkPlan, argv: Sequence[str]) -> str:
     """Write the plan for `gptscale run --plan` and return its hash."""
     content = {
         "command": ["gptscale", "plan", *argv],
         "cluster": dataclasses.asdict(plan.cluster),
-        "recommended": shown.recommended,
+        "recommended": plan.recommended_number,
         "rows": [
             {
                 "name": row.name,
-                "recipe": row.candidate.run.recipe,
+                "recipe": row.run.recipe,
                 "nodes": plan.cluster.nodes,
                 "ranks": plan.cluster.ranks,
                 "words": words_of(row),
-                "options": options_of(row.candidate.run, row.candidate.config),
+                "options": options_of(row.run, row.config),
                 "predicted_step_time_s": row.timing.seconds,
                 "interval_s": [row.timing.low, row.timing.high],
                 "grade": row.timing.grade,
                 "predicted_peak_mem_gib": (row.simulated.allocated if row.simulated else row.places.on_device) / GIB,
                 "memory_by": "simulation" if row.simulated else "bound",
             }
-            for row in shown.rows
+            for row in plan.rows
         ],
     }
     return save_plan(path, content)

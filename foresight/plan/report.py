@@ -9,18 +9,25 @@ from pathlib import Path
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.gpus import GIB
 from gptscale.foresight.plan.planner import WorkPlan
-from gptscale.foresight.plan.rows import PlannedRow
+from gptscale.foresight.plan.rows import PlannedRow, command_of
 from gptscale.foresight.plan.trials import CONTENDED
 from gptscale.foresight.price.cost import Costs, sources_of
 
 LEFT = ("", "recipe and split", "micro-batches", "memory, GiB", "grade", "bound by")
 
 
-def cells(plan: WorkPlan, rows: Sequence[PlannedRow]) -> list[dict[str, str]]:
+def title(plan: WorkPlan) -> str:
+    """Return the work and the machines in one line."""
+    run = plan.recommended.run
+    work = f"global batch {run.batch.global_batch_size} x {run.seq_len} tokens, {plan.config.precision}"
+    return f"{plan.config.model} on {plan.cluster}, {work}"
+
+
+def cells(plan: WorkPlan) -> list[dict[str, str]]:
     """Return a row of cells for each planned row, with a star at the recommended one."""
     found = []
-    for i, row in enumerate(rows, start=1):
-        timing, also = row.timing, plan.also.get(row.candidate.split, ())
+    for i, row in enumerate(plan.rows, start=1):
+        timing, also = row.timing, plan.also.get(row.split, ())
         found.append(
             {
                 "": f"{i}{' *' * (row is plan.recommended)}",
@@ -38,15 +45,14 @@ def cells(plan: WorkPlan, rows: Sequence[PlannedRow]) -> list[dict[str, str]]:
     return found
 
 
-def headline(plan: WorkPlan, command: str) -> list[str]:
-    """Return the recommendation, and why it is not the next two."""
+def headline(plan: WorkPlan) -> list[str]:
+    """Return the recommendation with its command, and why it is not the next two."""
     best = plan.recommended
-    assert best is not None
     timing = best.timing
     lines = [
         f"recommended  {best.name}, micro-batches {best.detail}: {best.tokens_per_s:,.0f} tokens/s, "
         f"step {timing.seconds:.3g} s ({timing.low:.3g} to {timing.high:.3g}, {timing.grade})",
-        f"  {command}",
+        f"  {command_of(best)}",
     ]
     return lines + [f"  {_why_not(best, row)}" for row in [row for row in plan.rows if row is not best][:2]]
 

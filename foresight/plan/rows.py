@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gptscale.common.measure.gpus import GIB
+from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.command_line import changed_options
+from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import AXIS_SIZES, MODEL_AXES, RunConfig
 from gptscale.foresight.memory.bound import Places, bound
 from gptscale.foresight.memory.report import RankMemory
-from gptscale.foresight.plan.enumeration import Candidate
 from gptscale.foresight.plan.question import Cluster
 from gptscale.foresight.price.replay import Replayed
 from gptscale.recipes import get
@@ -23,11 +24,15 @@ from gptscale.recipes import get
 ALLOWANCE = 1.15
 
 
-@dataclass(frozen=True)
-class StepTime:
-    """The seconds of a step, and between which they are expected.
+Split = tuple[str, *tuple[int, ...]]
 
-    grade: how they are known. bound_by: what takes the largest part of the step, with its share.
+
+@dataclass(frozen=True)
+class Tried:
+    """What a trial of a row told: the seconds of a step, between which they are expected, and the memory.
+
+    grade: how they are known. bound_by: what takes the largest part of the step, with its share. memory: of the rank that needs
+    most. replayed: of each rank that was simulated, what its streams do when. parts: seconds of the slowest, by what they go to.
     """
 
     seconds: float
@@ -36,32 +41,30 @@ class StepTime:
     grade: str
     bound_by: str = ""
     mfu: float | None = None
-
-
-@dataclass(frozen=True)
-class Tried:
-    """What a trial of a row told: the memory of its rank that needs most, and its time.
-
-    replayed: of each rank that was simulated, what its streams do when.
-    """
-
-    timing: StepTime
     memory: RankMemory | None = None
     replayed: Mapping[int, Replayed] = field(default_factory=dict, repr=False, compare=False)
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """A candidate on a cluster.
+    """A run on a cluster.
 
-    places: the bound of its memory. estimate: seconds that its step lasts at least. tried: what a trial told, if there was one.
+    config: the recipe's own options. places: the bound of its memory. estimate: seconds that its step lasts at least. tried: what
+    a trial told, if there was one.
     """
 
-    candidate: Candidate
+    run: Run
+    config: RecipeConfig
     cluster: Cluster
     places: Places
     estimate: float
     tried: Tried | None = None
+
+    @property
+    def split(self) -> Split:
+        """Return what rows of one kind have in common: the recipe and its mesh."""
+        return self.run.recipe, *map(self.run.mesh.size, MODEL_AXES)
 
     @property
     def simulated(self) -> RankMemory | None:
@@ -69,15 +72,15 @@ class PlannedRow:
         return self.tried.memory if self.tried else None
 
     @property
-    def timing(self) -> StepTime:
-        """Return the time of a row that was tried."""
+    def timing(self) -> Tried:
+        """Return what the trial of a row that was tried told."""
         assert self.tried is not None
-        return self.tried.timing
+        return self.tried
 
     @property
     def name(self) -> str:
         """Return the recipe and all that splits or saves memory, in few words."""
-        run, config = self.candidate.run, self.candidate.config
+        run, config = self.run, self.config
         words = [run.recipe]
         words += [f"{axis}{size}" for axis in MODEL_AXES if (size := run.mesh.size(axis)) > 1]
         if run.batch.dp_size > 1:
@@ -101,7 +104,7 @@ class PlannedRow:
     @property
     def detail(self) -> str:
         """Return the micro-batches and the checkpointing."""
-        batch, mode = self.candidate.run.batch, self.candidate.run.config.activation_checkpointing
+        batch, mode = self.run.batch, self.run.config.activation_checkpointing
         return f"{batch.micro_batch_size} x {batch.grad_accum_steps}" + ("" if mode == "none" else f" {mode}")
 
     @property
@@ -109,7 +112,7 @@ class PlannedRow:
         """Return the bytes that a device must hold, by the simulation if there is one."""
         if self.simulated is not None:
             return self.simulated.needed
-        return self.places.on_device + self.cluster.outside(communicators(self.candidate))
+        return self.places.on_device + self.cluster.outside(communicators(self.run))
 
     @property
     def margin(self) -> int:
@@ -131,30 +134,28 @@ class PlannedRow:
     @property
     def tokens_per_s(self) -> float:
         """Return the tokens a second of all devices together."""
-        return self.candidate.run.tokens_per_step / self.timing.seconds
+        return self.run.tokens_per_step / self.timing.seconds
 
-    def memory_words(self, most: int = 3) -> str:
+    def memory_words(self) -> str:
         """Return what fills the peak, the largest kinds with their GiB."""
         kinds = Counter[str]()
         for owner, nbytes in (self.places.device if self.simulated is None else self.simulated.at_peak()).items():
             kinds[KINDS_OF_MEMORY.get(owner, "rest")] += nbytes
-        words = [f"{kind} {_gib(nbytes)}" for kind, nbytes in kinds.most_common(most)]
+        words = [f"{kind} {_gib(nbytes)}" for kind, nbytes in kinds.most_common(3)]
         words += [f"host {self.places.host / GIB:.0f}"] if self.places.host else []
         words += [f"disk {self.places.disk / GIB:.0f}"] if self.places.disk else []
         return ", ".join(words)
 
 
-def places_of(candidate: Candidate) -> Places:
+def places_of(run: Run, config: RecipeConfig) -> Places:
     """Return the bound of the rank that needs most: the first, or of stages the last, which has the logits."""
-    run, config = candidate.run, candidate.config
     ranks = (0, run.world.world_size - 1) if run.pp_size > 1 else (0,)
     places = (bound(replace(run, world=replace(run.world, rank=rank)), config) for rank in ranks)
     return max(places, key=lambda of_rank: of_rank.on_device)
 
 
-def communicators(candidate: Candidate) -> int:
+def communicators(run: Run) -> int:
     """Return how many groups of ranks talk through NCCL: the world, and one for each axis that is split beside another."""
-    run = candidate.run
     axes = sum(size > 1 for size in run.mesh.sizes.values())
     return 0 if run.world.world_size == 1 else max(1, axes + (axes > 1))
 
@@ -173,18 +174,18 @@ KINDS_OF_MEMORY = {
 
 def words_of(row: PlannedRow) -> list[str]:
     """Return the command line of a row behind its recipe, without how many processes it has."""
-    run, recipe = row.candidate.run, get(row.candidate.run.recipe)
+    run, recipe = row.run, get(row.run.recipe)
     own_place: dict[str, Any] = dict.fromkeys(AXIS_SIZES)
     own_place |= {f"{axis}_size": run.mesh.size(axis) for axis in recipe.axes if axis != "dp"}
     own_place["device"] = "cpu" if row.cluster.is_cpu else "auto"
     config = dataclasses.replace(run.config, micro_batch_size=run.batch.micro_batch_size, **own_place)
-    own = row.candidate.config
+    own = row.config
     return changed_options(config, RunConfig()) + changed_options(own, type(own)(**recipe.preset))
 
 
 def command_of(row: PlannedRow) -> str:
     """Return the command that starts a row: a run, or a job if there are several nodes."""
-    recipe, cluster = row.candidate.run.recipe, row.cluster
+    recipe, cluster = row.run.recipe, row.cluster
     start = ["gptscale", "run", recipe, "--nproc", str(cluster.ranks)]
     if cluster.nodes > 1:
         start = ["gptscale", "submit", recipe, "--nodes", str(cluster.nodes), "--gpus-per-node", str(cluster.per_node)]

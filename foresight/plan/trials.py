@@ -15,7 +15,7 @@ from gptscale.common.errors import GptscaleError
 from gptscale.common.measure.limits import TAKEN_MAX
 from gptscale.common.process.task import reason
 from gptscale.foresight.plan.question import Cluster
-from gptscale.foresight.plan.rows import PlannedRow, StepTime, Tried, words_of
+from gptscale.foresight.plan.rows import PlannedRow, Tried, words_of
 from gptscale.foresight.price.replay import Replayed, replay
 from gptscale.foresight.price.step_time import SPREAD, priced
 from gptscale.foresight.simulate.program import Simulation
@@ -32,7 +32,7 @@ WARM_UP, TIMED, LIMIT_S = 3, 5, 900
 
 def simulated(row: PlannedRow) -> Tried:
     """Simulate the kinds of ranks of a row, and replay them together. Raises GptscaleError if one fails."""
-    run, cluster = row.candidate.run, row.cluster
+    run, cluster = row.run, row.cluster
     n = run.batch.grad_accum_steps
     written = min(n, RECORDED) if run.pp_size == 1 else n
     batch: dict[str, Any] = {"grad_accum_steps": written, "global_batch_size": None}
@@ -40,7 +40,7 @@ def simulated(row: PlannedRow) -> Tried:
     config = dataclasses.replace(run.config, data="synthetic", **batch)
     world: dict[str, Any] = {"world_size": cluster.ranks, "ranks_per_node": cluster.per_node}
     simulations = [
-        simulate(run.recipe, config, row.candidate.config, device=cluster.device, rank=rank, **world)
+        simulate(run.recipe, config, row.config, device=cluster.device, rank=rank, **world)
         for rank in run.mesh.ranks("pp")
     ]
     return tried(simulations, cluster, run.config.precision, n, written)
@@ -48,22 +48,24 @@ def simulated(row: PlannedRow) -> Tried:
 
 def tried(simulations: Sequence[Simulation], cluster: Cluster, precision: str, n: int, written: int) -> Tried:
     """Return what the ranks of a step of `n` micro-batches tell, of which `written` were recorded."""
-    memory = max((s.memory() for s in simulations), key=lambda memory: (memory.fits is False, memory.needed))
+    memory = max((s.memory() for s in simulations), key=lambda memory: (not memory.fits, memory.needed))
     recorded = {s.facts["rank"]: s.recorded for s in simulations if s.recorded}
     if not recorded:
-        return Tried(StepTime(float("inf"), 0.0, float("inf"), "no step was made"), memory)
+        return Tried(float("inf"), 0.0, float("inf"), "no step was made", memory=memory)
     costs = cluster.costs(precision, simulations[0].facts["torch"])
     # A program that fit writes does not time its host.
     hosts = {s.facts["rank"]: s.facts.get("host_s", 0.0) for s in simulations if s.recorded}
-    ahead, replayed = (replay(recorded, costs, host_s) for host_s in (dict.fromkeys(hosts, 0.0), hosts))
+    ahead = replayed = replay(recorded, costs, dict.fromkeys(hosts, 0.0))
+    if any(hosts.values()):
+        replayed = replay(recorded, costs, hosts)
     (least, _), (seconds, slowest) = (_whole(ranks, n, written) for ranks in (ahead, replayed))
     time = priced(slowest, slowest.step_s, costs, precision)
     bound, share = time.bound, time.parts[time.bound] / slowest.step_s
     if seconds > HOST_BOUND * least:
         bound, share = "the host", 1 - least / seconds
     mfu = time.mfu * slowest.step_s * n / written / seconds
-    timing = StepTime(seconds, least / SPREAD, seconds * SPREAD, costs.grade, f"{bound} ({share:.0%})", mfu)
-    return Tried(timing, memory, replayed)
+    bound_by, low, high = f"{bound} ({share:.0%})", least / SPREAD, seconds * SPREAD
+    return Tried(seconds, low, high, costs.grade, bound_by, mfu, memory, replayed, time.parts)
 
 
 def _whole(replayed: Mapping[int, Replayed], n: int, written: int) -> tuple[float, Replayed]:
@@ -92,7 +94,7 @@ def measured(row: PlannedRow) -> Tried:
     """Train with a row for a few steps on this machine's processor. Raises GptscaleError if the run fails."""
     import pandas as pd
 
-    run = row.candidate.run
+    run = row.run
     with tempfile.TemporaryDirectory(prefix="gptscale-plan-") as out:
         numbers = f"--nproc {row.cluster.ranks} --steps {WARM_UP + TIMED} --timing-warmup-steps {WARM_UP}"
         words = [*numbers.split(), *words_of(row), "--data", "synthetic"]
@@ -107,4 +109,4 @@ def measured(row: PlannedRow) -> Tried:
         times_s = pd.read_csv(Path(out, "runs", "trial", "steps.csv")).step_time_s[WARM_UP:]
         taken = float(pd.read_csv(Path(out, "summary.csv")).taken_fraction[0])
     grade = CONTENDED if taken > TAKEN_MAX else MEASURED
-    return Tried(StepTime(statistics.median(times_s), min(times_s), max(times_s), grade))
+    return Tried(statistics.median(times_s), min(times_s), max(times_s), grade)

@@ -14,6 +14,7 @@ COLOURS = dict(zip(KINDS, "#4c72b0 #64b5cd #55a868 #da8bc3 #ccb974 #8c8c8c #9378
 LETTERS = dict(zip(KINDS, "PAk=~hd", strict=True))
 # More streams than these are not told apart in a picture, and shorter bars not seen.
 LANES_MAX, COLUMNS = 48, 4000
+MOMENTS = 80
 
 
 def lanes(steps: Mapping[int, Replayed]) -> dict[tuple[int, str], list[Span]]:
@@ -62,15 +63,15 @@ def _bars(spans: Sequence[Span], begin: float, least: float) -> dict[str, list[t
     return {kind: [(1e3 * (a - begin), 1e3 * (b - a)) for a, b in of_kind] for kind, of_kind in bars.items()}
 
 
-def letters(steps: Mapping[int, Replayed], columns: int = 80) -> list[str]:
-    """Return how busy each stream is, with a letter for what it does most at each of `columns` moments."""
+def letters(steps: Mapping[int, Replayed]) -> list[str]:
+    """Return how busy each stream is, with a letter for what it does most at each of MOMENTS moments."""
     begin = min(step.begins for step in steps.values())
     seconds = max(step.step_s for step in steps.values())
     lines = []
     for (rank, stream), spans in lanes(steps).items():
         pieces = ((span.kind, span.begin - begin, span.end - begin) for span in spans)
         busy = sum(span.end - span.begin for span in spans) / seconds
-        row = "".join(_letter(parts) for parts in filled(pieces, columns, seconds))
+        row = "".join(_letter(parts) for parts in filled(pieces, MOMENTS, seconds))
         lines.append(f"  rank {rank:<3} {stream:<9} {busy:4.0%} {row}")
     words = ", ".join(f"{letter} {kind}" for kind, letter in LETTERS.items())
     return [*lines, f"  {words}, : less than half of the time, . nothing"]

@@ -7,9 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from gptscale.foresight.mock_cuda.calls import Call
 from gptscale.foresight.mock_cuda.record import UNKNOWN
 
 # Work that takes time on a stream, and what orders it.
@@ -21,6 +21,35 @@ HOST_WORK = re.compile(r"(host) step (\d+)|(disk) (read|write|wait) (\d+)")
 DISK_STREAM = -1
 ATTENTION = ("attention", "flash")
 MESSAGES = ("send", "receive")
+
+
+class Call(NamedTuple):
+    """Something that the device was asked to do.
+
+    time_s: when the host asked, on its monotonic clock.
+    kind: kernel, product, copy, set, collective, graph, record, wait, sync; mark, which watch.py and boot.py write; or operation,
+    which record.py writes.
+    stream: its number, of which 0 is the default stream.
+    sizes: of a product m, n, k and how many; of a collective its bytes, the ranks, this rank and the peer of a message; of a
+    kernel its blocks, the threads of each and the bytes of shared memory; of a copy its bytes.
+    """
+
+    time_s: float
+    kind: str
+    stream: int
+    name: str
+    sizes: tuple[int, int, int, int]
+
+
+def read_calls(path: Path) -> list[Call]:
+    """Read the calls that a program under the mock has listed."""
+    calls = []
+    with path.open() as lines:
+        for line in lines:
+            time_s, kind, stream, name, *sizes = line.rstrip("\n").split("\t")
+            a, b, c, d = (int(size) for size in sizes)
+            calls.append(Call(float(time_s), kind, int(stream, 16), name, (a, b, c, d)))
+    return calls
 
 
 @dataclass(frozen=True)

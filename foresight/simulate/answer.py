@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gptscale.common.measure.gpus import GIB
 from gptscale.foresight.calibrate.costs import costs_for
-from gptscale.foresight.memory.report import GIB, RankMemory, draw, filled_by
+from gptscale.foresight.memory.report import RankMemory, draw, filled_by
 from gptscale.foresight.price.step_time import SPREAD, PricedStep, main_precision, step_times
 from gptscale.foresight.simulate.program import Simulation
 from gptscale.results.record.files import export
 from gptscale.results.render import console, picture_bytes, table
 
 
-def print_memory(memory: RankMemory, title: str) -> None:
+def print_memory(simulation: Simulation, memory: RankMemory, title: str) -> None:
     """Print a rank's memory at its peak by owner, and what one step asks."""
     timeline = memory.timeline
     peak = timeline.peak_at
@@ -30,12 +31,12 @@ def print_memory(memory: RankMemory, title: str) -> None:
         rows.add_row(f"{constant.name} (a constant)", f"{constant.nbytes / GIB:,.2f}", "")
     rows.add_row("needed", f"{memory.needed / GIB:,.2f}", "")
     console(log_columns=120, highlight=False).print(rows)
-    host = f", which needs {memory.host / GIB:,.2f} GiB in all" if memory.host is not None else ""
-    print(f"peak     in {timeline.part_at(peak)}; pinned on the host {memory.pinned / GIB:,.2f} GiB{host}")
-    if step := memory.extra["step"]:
+    host = f"pinned on the host {memory.pinned / GIB:,.2f} GiB, which needs {memory.host / GIB:,.2f} GiB in all"
+    print(f"peak     in {timeline.part_at(peak)}; {host}")
+    if step := simulation.step:
         sent = sum(c["nbytes"] * c["count"] for c in step["collectives"]) / GIB
         count = sum(c["count"] for c in step["collectives"])
-        host_s = memory.extra["host_s"]
+        host_s = simulation.host_s
         asked = f"; this host needs {1e3 * host_s:,.0f} ms to ask for it" if host_s else ""
         launches, tflop = f"{step['launches']:,} launches", f"products {step['product_flops'] / 1e12:,.1f} TFLOP"
         print(f"step     {launches}; {tflop}; {count:,} collectives of {sent:,.2f} GiB{asked}")
@@ -43,11 +44,11 @@ def print_memory(memory: RankMemory, title: str) -> None:
 
 def print_verdict(memory: RankMemory, ranks_per_host: int) -> None:
     """Print whether a rank fits, and what is too much if it does not. ranks_per_host: that share a machine's memory."""
-    over = (memory.needed - (memory.capacity or 0)) / GIB
+    over = (memory.needed - memory.capacity) / GIB
     if memory.out_of_memory:
         print(f"does not fit: {memory.out_of_memory} The memory is filled by {filled_by(memory)}.", file=sys.stderr)
-    elif memory.fits_host is False:
-        need, share = (memory.host or 0) / GIB, (memory.host_capacity or 0) / GIB
+    elif not memory.fits_host:
+        need, share = memory.host / GIB, (memory.host_capacity or 0) / GIB
         print(
             f"does not fit on the host: a rank needs {need:.2f} GiB there, of which {memory.pinned / GIB:.2f} pinned, and has "
             f"{share:.2f}, the share of one of {ranks_per_host}",
@@ -55,9 +56,9 @@ def print_verdict(memory: RankMemory, ranks_per_host: int) -> None:
         )
     elif memory.fits_barely:
         print(f"fits     barely: the allocator has to give back {over:,.2f} GiB of what it keeps unused")
-    elif memory.fits is False:
+    elif not memory.fits:
         print(f"does not fit: {over:.2f} GiB too much, filled by {filled_by(memory)}", file=sys.stderr)
-    elif memory.capacity:
+    else:
         print(f"fits     with {-over:,.2f} of {memory.capacity / GIB:,.2f} GiB free")
 
 
@@ -88,9 +89,11 @@ def print_times(times: Mapping[int, PricedStep]) -> None:
             print(f"note     what {time.graphs} CUDA graphs launch has no price: the step is longer than this")
 
 
-def as_json(memory: RankMemory, times: Mapping[int, PricedStep]) -> dict[str, Any]:
-    """Return a rank's memory and, if it was recorded, the time of its step, in JSON's types."""
-    return memory.as_json() | {"time": times[memory.rank].as_json() if memory.rank in times else None}
+def as_json(simulation: Simulation, memory: RankMemory, times: Mapping[int, PricedStep]) -> dict[str, Any]:
+    """Return a rank's memory and, if it was recorded, its step and the time of that, in JSON's types."""
+    host_s = simulation.host_s if simulation.recorded else None
+    found = memory.as_json() | {"device": simulation.facts["device"], "host_s": host_s, "step": simulation.step}
+    return found | {"time": times[memory.rank].as_json() if memory.rank in times else None}
 
 
 def _s(seconds: float) -> str:

@@ -99,8 +99,8 @@ class ProgramOptions:
         how: dict[str, Any] = {name: getattr(self, name) for name in ("no_weights", "fake_batches", "balanced_experts")}
         how |= {"share_host_memory": not self.host_values, "folder": folder, "inbox": inbox}
         sizes = self.gpus_per_node, self.steps, self.time_limit
-        task = ProgramTask(command, self.world, rank, device, *sizes, **how)
-        return run_program(replace(task, host_limit=self.host_limit * GIB) if self.host_limit else task)
+        how |= {"host_limit": self.host_limit * GIB} if self.host_limit else {}
+        return run_program(ProgramTask(command, self.world, rank, device, *sizes, **how))
 
 
 def simulate_program(words: Sequence[str], command: Sequence[str]) -> int:
@@ -108,18 +108,15 @@ def simulate_program(words: Sequence[str], command: Sequence[str]) -> int:
     options = parse(ProgramOptions, words, prog="gptscale simulate [options] -- COMMAND", about=ABOUT)
     if not command:
         raise ConfigError("no program", "behind --", "write the command as you type it today")
-    if options.fit is not None:
-        try:
-            command = _with_the_most(options, command, options.fit)
-        except ProgramError as error:
-            return print_error(error)
     simulations: list[Simulation] = []
     memories: list[RankMemory] = []
     try:
+        if options.fit is not None:
+            command = _with_the_most(options, command, options.fit)
         for simulation in _ranks(options, command):
             simulations.append(simulation)
             memories.append(simulation.memory())
-            _print(simulation.facts, memories[-1])
+            _print(simulation, memories[-1])
     except ProgramError as error:
         return print_error(error)
     times = times_of(simulations, options.device_kind, options.gpus_per_node)
@@ -128,8 +125,7 @@ def simulate_program(words: Sequence[str], command: Sequence[str]) -> int:
     if options.png is not None:
         save_picture(memories, f"{title}: memory over the last step, by owner", options.png)
     if options.json is not None:
-        pairs = zip(simulations, memories, strict=True)
-        ranks = [simulation.facts | as_json(memory, times) for simulation, memory in pairs]
+        ranks = [each[0].facts | as_json(*each, times) for each in zip(simulations, memories, strict=True)]
         text = json.dumps({"command": list(command), "as": options.device_kind, "ranks": ranks}, indent=1)
         export(options.json, f"{text}\n".encode())
     for path in filter(None, (options.png, options.json)):
@@ -195,8 +191,9 @@ def _advice(memory: RankMemory) -> str:
     )
 
 
-def _print(facts: dict[str, Any], memory: RankMemory) -> None:
-    print_memory(memory, f"rank {memory.rank} of {facts['world_size']} on {facts['device']}")
+def _print(simulation: Simulation, memory: RankMemory) -> None:
+    facts = simulation.facts
+    print_memory(simulation, memory, f"rank {memory.rank} of {facts['world_size']} on {facts['device']}")
     if len(facts["intervals"]) > 1:
         print("peaks    between the program's own resets, allocated and reserved, the last ones last:")
         for each in facts["intervals"][-INTERVALS_SHOWN:]:

@@ -32,8 +32,7 @@ from gptscale.foresight.memory.report import RankMemory
 from gptscale.foresight.memory.timeline import Timeline, read_timeline
 from gptscale.foresight.mock_cuda import boot, devices, watch
 from gptscale.foresight.mock_cuda.build import COMPILED, prepare
-from gptscale.foresight.mock_cuda.calls import read_calls
-from gptscale.foresight.price.record import Work, recorded_step, summary
+from gptscale.foresight.price.record import Work, read_calls, recorded_step, summary
 from gptscale.foresight.simulate import processes
 from gptscale.foresight.simulate.interpreters import cuda_version, interpreter_of, torch_of
 from gptscale.foresight.simulate.processes import ProgramError, Start, afresh, last_lines, running
@@ -121,13 +120,16 @@ class Simulation:
         return float(self.facts.get("host_s") or min(earlier[1:], default=recorded))
 
     @property
-    def out_of_memory(self) -> str | None:
-        """Return the allocator's message if the rank ran out of memory."""
-        return self.facts["out_of_memory"] or None
+    def step(self) -> dict[str, Any] | None:
+        """Return the counts of the recorded step, None if there is none."""
+        return summary(self.recorded) if self.recorded else None
 
-    def memory(self) -> RankMemory:
-        """Return the memory of the rank, with what lies on its device beside torch's allocator."""
-        facts, host_s = self.facts, self.host_s if self.recorded else None
+    def memory(self, host_capacity: int | None = None) -> RankMemory:
+        """Return the memory of the rank, with what lies on its device beside torch's allocator.
+
+        host_capacity: bytes of the host that it may have, None if that is not known.
+        """
+        facts = self.facts
         allocated, reserved = (max(i[name] for i in facts["intervals"]) for name in ("allocated", "reserved"))
         return RankMemory(
             facts["rank"],
@@ -137,9 +139,9 @@ class Simulation:
             facts["device_memory"],
             facts["pinned"],
             facts["host"],
+            host_capacity,
             outside_of_torch(facts["communicators"]),
-            self.out_of_memory,
-            {"device": facts["device"], "host_s": host_s, "step": summary(self.recorded) if self.recorded else None},
+            facts["out_of_memory"],
         )
 
 

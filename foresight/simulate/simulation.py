@@ -50,35 +50,32 @@ def simulate(
     environment = get(recipe).environment
     config = dataclasses.replace(config, device="cuda", tensorboard=False, run_name=None)
     words = ["-W", "ignore", "-Pm", "gptscale.foresight.simulate.recipe_program", recipe]
-    with tempfile.TemporaryDirectory(prefix="gptscale-simulation-") as left:
-        task = ProgramTask(
-            [environments.python(environment), *words, *option_words(recipe, config, recipe_config)],
-            world_size,
-            str(rank),
-            device_named(device),
-            ranks_per_node,
-            STEPS,
-            LIMIT_S,
-            ends=False,
-            keep=Path(left),
-            torch_folder=torch_folder_of(environment),
-        )
-        try:
-            return kept_simulation(task)
-        except ProgramError as error:
-            pass_on(error.tail)
-            what = f"{recipe} failed under the mock: {error.what}"
-            raise GptscaleError(what, "in gptscale simulate", "use another option, or see above") from None
+    task = ProgramTask(
+        [environments.python(environment), *words, *option_words(recipe, config, recipe_config)],
+        world_size,
+        str(rank),
+        device_named(device),
+        ranks_per_node,
+        STEPS,
+        LIMIT_S,
+        ends=False,
+        torch_folder=torch_folder_of(environment),
+    )
+    try:
+        return kept_simulation(task)
+    except ProgramError as error:
+        pass_on(error.tail)
+        what = f"{recipe} failed under the mock: {error.what}"
+        raise GptscaleError(what, "in gptscale simulate", "use another option, or see above") from None
 
 
 def kept_simulation(task: ProgramTask, content: str = "") -> Simulation:
     """Return what a program needs, from the simulation of the same that was kept, if there is one.
 
-    task: with a folder to keep it in. content: what tells the program from another of the same command.
+    task: with the folder of its torch. content: what tells the program from another of the same command.
     """
-    assert task.keep is not None
     assert task.torch_folder is not None
-    facts = {**vars(task), "keep": "", "start": "", "host_limit": 0, "code": _code_hash(), "content": content}
+    facts = {**vars(task), "start": "", "host_limit": 0, "code": _code_hash(), "content": content}
     # The folder of a program that is text is another each time.
     facts |= {"folder": ""} if content else {}
     facts["torch"] = (task.torch_folder / "version.py").read_text()
@@ -86,8 +83,15 @@ def kept_simulation(task: ProgramTask, content: str = "") -> Simulation:
     if kept.exists():
         kept.touch()
         return read_simulation(kept)
-    simulation = run_program(task)
-    _keep(task.keep, kept)
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix="part-") as part:
+        simulation = run_program(dataclasses.replace(task, keep=Path(part)))
+        # It comes into its place whole. Another process may have been as fast.
+        with contextlib.suppress(OSError):
+            os.rename(part, kept)
+    # Another may let the same ones go just now.
+    with contextlib.suppress(FileNotFoundError):
+        for oldest in sorted(kept.parent.glob("[0-9a-f]*"), key=lambda folder: folder.stat().st_mtime)[:-KEPT]:
+            shutil.rmtree(oldest, ignore_errors=True)
     return simulation
 
 
@@ -106,17 +110,3 @@ def _code_hash() -> str:
     rooms = ("common", "foresight", "launchers", "ops", "recipes")
     own = (path for path in files if path.relative_to(package).parts[0] in rooms)
     return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in own)).hexdigest()
-
-
-def _keep(left: Path, kept: Path) -> None:
-    """Move what a simulation has left into its place, whole, and let the oldest go."""
-    part = Path(tempfile.mkdtemp(dir=kept.parent, prefix="part-"))
-    shutil.copytree(left, part, dirs_exist_ok=True)
-    with contextlib.suppress(OSError):
-        # Another process may have been as fast.
-        os.rename(part, kept)
-    shutil.rmtree(part, ignore_errors=True)
-    # Another may let the same ones go just now.
-    with contextlib.suppress(FileNotFoundError):
-        for oldest in sorted(kept.parent.glob("[0-9a-f]*"), key=lambda folder: folder.stat().st_mtime)[:-KEPT]:
-            shutil.rmtree(oldest, ignore_errors=True)

@@ -6,11 +6,10 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
-from gptscale.common.measure.evidence import RunFacts
+from gptscale.common.measure.evidence import RunEvidence, RunFacts
 from gptscale.common.measure.limits import TAKEN_MAX
-from gptscale.common.measure.step_trace import COMPUTING, HOST_MIN, KINDS, TRANSFER, RankTrace, profiled_processor
+from gptscale.common.measure.step_trace import COMPUTING, HOST_MIN, KINDS, TRANSFER, profiled_processor
 from gptscale.foresight.verdict.calibrated import CalibratedRun
 from gptscale.foresight.verdict.remedies import (
     BUBBLE,
@@ -34,11 +33,11 @@ from gptscale.foresight.verdict.shares import (
     shares_of,
     slowed,
     waiting_for,
-    with_less_host,
     with_one_micro_batch,
     with_processors,
     with_rank_as_others,
     without,
+    without_host,
 )
 from gptscale.foresight.verdict.verdict import Cause, Verdict
 
@@ -52,72 +51,51 @@ LATE_OF_TAKEN = 0.8
 LATE_RATIO = {True: 1.5, False: 1.1}
 
 
-@dataclass(frozen=True)
-class RunFigures:
-    """What the timed steps of a run say, and its further steps beside their traces.
-
-    step_times_s: of the timed steps. data_wait_s: for each rank, its mean wait for a batch in them. taken: what others had of the
-    machine. slowest: the rank with the most work of its own in them, and that divided by the median of the others'. Without it
-    the traced steps tell. right_threads_s: a step with as many threads as there are processors, if the run has others.
-    fixed: the share of forward, backward and transfers that does not shrink with a micro-batch's tokens, if that was measured.
-    calibrated: what the calibration of the machine expects, if there is one.
-    """
-
-    step_times_s: Sequence[float]
-    data_wait_s: Sequence[float] | None = None
-    taken: float | None = None
-    slowest: tuple[int, float] | None = None
-    right_threads_s: float | None = None
-    fixed: Mapping[str, float] = field(default_factory=dict)
-    calibrated: CalibratedRun | None = None
-
-    @property
-    def median_s(self) -> float:
-        return statistics.median(self.step_times_s)
-
-    @property
-    def spread(self) -> float:
-        """Return half the range from p10 to p90 of the steps, divided by their median."""
-        ordered = sorted(self.step_times_s)
-        return (ordered[-1 - len(ordered) // 10] - ordered[len(ordered) // 10]) / 2 / self.median_s
-
-
-def judge(traces: Sequence[RankTrace], facts: RunFacts, figures: RunFigures) -> Verdict:
-    """Return the verdict on the traces of all ranks."""
+def judge(evidence: RunEvidence, calibrated: CalibratedRun | None = None) -> Verdict:
+    """Return the verdict on a run. calibrated: what the calibration of its machine expects, if there is one."""
+    traces, facts = [rank.trace for rank in evidence.ranks], evidence.facts
     threads = not facts.cuda
-    replay = Replay(traces, figures.data_wait_s, threads=threads)
+    replay = Replay(traces, [rank.data_wait_s for rank in evidence.ranks], threads=threads)
     # The profiler does not see the operations that torch.compile makes for a CPU.
     unseen = facts.compiled and not facts.cuda
     host = dict.fromkeys(COMPUTING, 0.0) if unseen else host_shares(traces, threads=threads)
     shares = shares_of(replay, traces, host, facts.pipeline)
     differs = ""
-    if figures.calibrated is not None:
+    if calibrated is not None:
         processor = [profiled_processor(trace, threads=threads) for trace in traces]
-        shares = slowed(shares, figures.calibrated.times_slower(traces, processor))
-        differs = figures.calibrated.slow_exchange(replay, traces)
+        shares = slowed(shares, calibrated.times_slower(traces, processor))
+        differs = calibrated.slow_exchange(replay, traces)
+    # Without what the timed steps say of a late rank, the traced ones tell.
     late, ratio = replay.most_own_work()
-    if figures.slowest is not None:
-        late = next((i for i, t in enumerate(traces) if t.rank == figures.slowest[0]), late)
-        ratio = figures.slowest[1]
-    sizes = Sizes(replay, figures, shares, host)
-    causes = sizes.causes(late, ratio, facts)
+    if evidence.late is not None:
+        late = next((i for i, t in enumerate(traces) if t.rank == evidence.late[0]), late)
+        ratio = evidence.late[1]
+    sizes = Sizes(replay, evidence, shares, host)
+    causes, spread = sizes.causes(late, ratio), spread_of(evidence.step_times_s)
     computes = sum(shares[kind] for kind in KINDS)
-    word = named(causes, figures.median_s, figures.spread) or (COMPUTE_BOUND if computes >= COMPUTING_MIN else NO_CAUSE)
-    facts, remedied_s = sizes.remedied(word, facts)
+    word = named(causes, sizes.median_s, spread) or (COMPUTE_BOUND if computes >= COMPUTING_MIN else NO_CAUSE)
+    facts, remedied_s = sizes.remedied(word)
     return Verdict(
         bound_by=word,
-        step_s=figures.median_s,
-        spread=figures.spread,
+        step_s=sizes.median_s,
+        spread=spread,
         traced_s=sizes.traced_s,
         shares=shares,
         causes=causes,
         late_rank=traces[late].rank if word == LATE else None,
-        taken=figures.taken,
+        taken=evidence.taken,
         remedy=remedy(word, facts),
         remedied_s=remedied_s,
         differs=differs,
         ranks=replay.last_step(),
+        notes=list(evidence.notes),
     )
+
+
+def spread_of(step_times_s: Sequence[float]) -> float:
+    """Return half the range from p10 to p90 of the steps, divided by their median."""
+    ordered = sorted(step_times_s)
+    return (ordered[-1 - len(ordered) // 10] - ordered[len(ordered) // 10]) / 2 / statistics.median(ordered)
 
 
 class Sizes:
@@ -127,12 +105,17 @@ class Sizes:
     """
 
     def __init__(
-        self, replay: Replay, figures: RunFigures, shares: Mapping[str, float], host: Mapping[str, float]
+        self, replay: Replay, evidence: RunEvidence, shares: Mapping[str, float], host: Mapping[str, float]
     ) -> None:
-        self.replay, self.figures, self.shares, self.host = replay, figures, shares, host
-        self.traced_s = replay.step_s()
+        self.replay, self.shares, self.host = replay, shares, host
+        self.facts, self.taken = evidence.facts, evidence.taken
+        self.traced_s, self.median_s = replay.step_s(), statistics.median(evidence.step_times_s)
+        ranks = evidence.ranks
+        with_right_threads = (rank.right_threads_s for rank in ranks if rank.right_threads_s is not None)
+        self.right_threads_s = max(with_right_threads, default=None)
         # Times that do not shrink with the tokens, where measured. Short products and exchanges are slow without a host too.
-        self.fixed = {**host, **figures.fixed} if shares["host"] >= HOST_MIN else host
+        measured = {part: statistics.fmean(rank.fixed[part] for rank in ranks) for part in ranks[0].fixed}
+        self.fixed = {**host, **measured} if shares["host"] >= HOST_MIN else host
 
     def cause(self, name: str, seconds: float, share: float) -> Cause:
         """Return a cause without which a traced step takes `seconds`, if its machine has the processors for that."""
@@ -140,42 +123,42 @@ class Sizes:
 
     def timed(self, seconds: float) -> float:
         """Return the timed step that belongs to a traced one."""
-        return self.figures.median_s * min(1.0, seconds / self.traced_s)
+        return self.median_s * min(1.0, seconds / self.traced_s)
 
-    def causes(self, late: int, ratio: float, facts: RunFacts) -> list[Cause]:
+    def causes(self, late: int, ratio: float) -> list[Cause]:
         """Return all causes that can be sized, the largest first. late, ratio: a rank with so many times the others' work."""
-        replay, shares, figures = self.replay, self.shares, self.figures
+        replay, shares, facts = self.replay, self.shares, self.facts
         causes = [
             self.cause(name, replay.step_s(without(kind)), shares[kind])
             for name, kind in ((DATA, "data"), (LINKS, TRANSFER), (DISK, "disk"), (BUS, "bus"), (MEMORY, "allocator"))
         ]
         host = {part: share for part, share in self.fixed.items() if part != TRANSFER}
-        causes.append(self.cause(LAUNCH, replay.step_s(with_less_host(host)), shares["host"]))
+        causes.append(self.cause(LAUNCH, replay.step_s(without_host(host)), shares["host"]))
         if facts.pipeline:
             causes.append(self.cause(BUBBLE, replay.step_s(ranks_wait=False), shares["bubble"]))
         ratio_min = LATE_RATIO[facts.pipeline]
         if ratio >= ratio_min:
             usual_s = replay.step_s(with_rank_as_others(replay, late, ratio_min))
             causes.append(self.cause(LATE, usual_s, waiting_for(replay, late)))
-        if figures.taken is not None and figures.taken > TAKEN_MAX:
+        if self.taken is not None and self.taken > TAKEN_MAX:
             # The traced steps may have had the machine for themselves. What their threads had of a processor is all they need,
             # unless a rank's own threads took it from each other.
-            as_taken = facts.cuda or figures.right_threads_s is not None
+            as_taken = facts.cuda or self.right_threads_s is not None
             alone_s = (
-                figures.median_s * (1 - figures.taken)
+                self.median_s * (1 - self.taken)
                 if as_taken
                 else max(replay.step_s(with_processors(replay)), replay.processors_s())
             )
-            causes.append(Cause(CONTENDED, min(figures.median_s, alone_s), figures.taken))
-        if (right_s := figures.right_threads_s) is not None:
-            share = max(0.0, 1 - right_s / figures.median_s)
-            causes.append(Cause(THREADS, min(figures.median_s, right_s), share))
+            causes.append(Cause(CONTENDED, min(self.median_s, alone_s), self.taken))
+        if (right_s := self.right_threads_s) is not None:
+            causes.append(Cause(THREADS, min(self.median_s, right_s), max(0.0, 1 - right_s / self.median_s)))
         return sorted(causes, key=lambda cause: cause.without_s)
 
-    def remedied(self, word: str, facts: RunFacts) -> tuple[RunFacts, float | None]:
+    def remedied(self, word: str) -> tuple[RunFacts, float | None]:
         """Return the facts with the best number of micro-batches, and the step with the remedy, None if it removes all."""
+        facts = self.facts
         if word == LAUNCH and facts.grad_accum_steps > 1 and not facts.pipeline:
-            merged = with_one_micro_batch(self.replay, self.fixed, facts.grad_accum_steps)
+            merged = with_one_micro_batch(self.fixed, facts.grad_accum_steps)
             return facts, self.timed(self.replay.step_s(merged))
         if word != BUBBLE:
             return facts, None
@@ -183,7 +166,7 @@ class Sizes:
         if facts.micro_batch_size == 1:
             # For as many tokens. A larger batch has more micro-batches, and the same bubble.
             return facts, self.timed(filled_s + (self.traced_s - filled_s) / MORE_MICRO_BATCHES)
-        host_s = filled_s - self.replay.step_s(with_less_host(self.host), ranks_wait=False)
+        host_s = filled_s - self.replay.step_s(without_host(self.host), ranks_wait=False)
         steps_s = {}
         for n in (n for n in range(facts.grad_accum_steps + 1, sequences + 1) if sequences % n == 0):
             # A bubble is as long as a micro-batch, of which each has its own cost for the host.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import statistics
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,31 +14,16 @@ from gptscale.common.measure.exchanges import TracedExchange
 from gptscale.common.measure.step_trace import RankTrace, TracedOperation
 from gptscale.common.process.progress import StepMark
 from gptscale.common.process.world import DEFAULT_TIMEOUT_S, World
-from gptscale.common.settings.run import Run
 from gptscale.foresight.calibrate.file import CalibratedMachine
-from gptscale.foresight.verdict.calibrated import calibrated_run
+from gptscale.foresight.verdict.calibrated import CalibratedRun, calibrated_run
 from gptscale.foresight.verdict.files import read_versioned, write_trace, write_verdict
-from gptscale.foresight.verdict.judge import RunFigures, judge
+from gptscale.foresight.verdict.judge import judge
 from gptscale.foresight.verdict.verdict import Verdict
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import resolve
 from gptscale.results.columns import cell, cells_of, csv_line
 from gptscale.results.record.files import locked, opened, replace_file
 from gptscale.results.record.run_folder import read_json
-
-
-class RecordedRun(NamedTuple):
-    """A run of the GPT as its run.json has it. device: its name."""
-
-    run: Run
-    device: str
-    torch_version: str
-
-    def machine(self, threads: int) -> CalibratedMachine:
-        """Return what a calibration of its machine is filed under. threads: those of a rank."""
-        on_cpu = self.run.world.device.type == "cpu"
-        version = self.torch_version.partition("+")[0]
-        return CalibratedMachine(self.device, version, threads if on_cpu else 1, self.run.world.world_size)
 
 
 def judge_run(folder: Path) -> Verdict:
@@ -51,7 +34,7 @@ def judge_run(folder: Path) -> Verdict:
     # Its name is the run's, and the row is in the folder above.
     folder = folder.resolve()
     evidence = read_evidence(folder)
-    verdict = verdict_on(evidence, recorded_run(folder, evidence) if evidence.facts.recipe else None)
+    verdict = judge(evidence, _calibrated(folder, evidence) if evidence.facts.recipe else None)
     write_verdict(folder, verdict)
     traces = [rank.trace for rank in evidence.ranks]
     if any(trace.operations for trace in traces):
@@ -60,25 +43,8 @@ def judge_run(folder: Path) -> Verdict:
     return verdict
 
 
-def verdict_on(evidence: RunEvidence, recorded: RecordedRun | None = None) -> Verdict:
-    """Return the verdict on the evidence of a run. recorded: the run, whose machine a calibration may know."""
-    ranks, facts = evidence.ranks, evidence.facts
-    traces = [rank.trace for rank in ranks]
-    machine = recorded.machine(facts.threads) if recorded else None
-    figures = RunFigures(
-        evidence.step_times_s,
-        [rank.data_wait_s for rank in ranks],
-        evidence.taken,
-        evidence.late,
-        max((rank.right_threads_s for rank in ranks if rank.right_threads_s is not None), default=None),
-        {part: statistics.fmean(rank.fixed[part] for rank in ranks) for part in ranks[0].fixed},
-        calibrated_run(recorded.run, traces, machine) if recorded and machine else None,
-    )
-    return dataclasses.replace(judge(traces, facts, figures), notes=list(evidence.notes))
-
-
-def recorded_run(folder: Path, evidence: RunEvidence) -> RecordedRun:
-    """Return the run that run.json records, or raise ConfigError if it is damaged."""
+def _calibrated(folder: Path, evidence: RunEvidence) -> CalibratedRun | None:
+    """Return what a calibration of its machine expects of the run that run.json records. Raises ConfigError for a damaged one."""
     content = read_json(folder / "run.json")
     try:
         recipe, (_, _, _, _, _, *words) = content["recipe"], content["command"]
@@ -86,11 +52,13 @@ def recorded_run(folder: Path, evidence: RunEvidence) -> RecordedRun:
     except (KeyError, TypeError, ValueError):
         where = f"in {visible(str(folder))}"
         raise ConfigError("its run.json is cut or damaged", where, "run again") from None
-    device = torch.device("cuda", 0) if evidence.facts.cuda else torch.device("cpu")
+    facts = evidence.facts
+    device = torch.device("cuda", 0) if facts.cuda else torch.device("cpu")
     config, recipe_config = parse_run(recipe, words)
-    world = World(0, 0, world_size, device, DEFAULT_TIMEOUT_S[device.type])
-    run = resolve(recipe, config, recipe_config, world)
-    return RecordedRun(run, identity["device"], identity["torch_version"])
+    run = resolve(recipe, config, recipe_config, World(0, 0, world_size, device, DEFAULT_TIMEOUT_S[device.type]))
+    version, threads = identity["torch_version"].partition("+")[0], 1 if facts.cuda else facts.threads
+    machine = CalibratedMachine(identity["device"], version, threads, world_size)
+    return calibrated_run(run, [rank.trace for rank in evidence.ranks], machine)
 
 
 BYTES_MAX = 2**30

@@ -73,11 +73,6 @@ class Replay:
             needs, ranks = self._needs(wait), frozenset(wait.begun)
             self.pieces.append(TracedPiece(TRANSFER, wait.rank, wait.hidden_s, needs, ranks=ranks, hidden=True))
         self.seconds = self.step_s() * self.n_steps
-        first = traces[0]
-        self._last = (
-            first.ends[-2] if self.n_steps > 1 else first.began,
-            max(t.ends[-1] + shift_of(t, first) for t in traces),
-        )
 
     def _needs(self, wait: Wait) -> tuple[int, ...]:
         """Return the places of what the ranks of an exchange do just before they begin it."""
@@ -116,7 +111,9 @@ class Replay:
 
     def last_step(self) -> list[list[tuple[str, float, float]]]:
         """Return what each rank did in the last step, as (what, begin, end) in seconds since it began."""
-        began, ended = self._last
+        first = self.traces[0]
+        began = first.ends[-2] if self.n_steps > 1 else first.began
+        ended = max(t.ends[-1] + shift_of(t, first) for t in self.traces)
         of_ranks: list[list[tuple[str, float, float]]] = []
         for rank, segments in enumerate(self.segments):
             pieces = []

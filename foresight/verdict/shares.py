@@ -83,33 +83,24 @@ def host_shares(traces: Sequence[RankTrace], *, threads: bool) -> dict[str, floa
     return {part: min(shares[part] for shares in of_ranks) for part in COMPUTING}
 
 
-def without(*kinds: str) -> Factor:
-    """Return the factors that remove all pieces of some kinds."""
-    return lambda piece: 0.0 if piece.kind in kinds else 1.0
+def without(kind: str) -> Factor:
+    """Return the factors that remove all pieces of a kind."""
+    return lambda piece: 0.0 if piece.kind == kind else 1.0
 
 
-def with_less_host(host: Mapping[str, float], removed: float = 1.0) -> Factor:
-    """Return the factors that remove a part of the host's work, whose share of each computing part is `host`."""
-
-    def factor(piece: TracedPiece) -> float:
-        if piece.kind == "host":
-            return 1.0 - removed
-        return 1.0 - removed * host.get(piece.kind, 0.0) if piece.kind in COMPUTING else 1.0
-
-    return factor
+def without_host(host: Mapping[str, float]) -> Factor:
+    """Return the factors that remove the host's work, whose share of each computing part is `host`."""
+    shares = {"host": 1.0} | {part: host.get(part, 0.0) for part in COMPUTING}
+    return lambda piece: 1.0 - shares.get(piece.kind, 0.0)
 
 
-def with_one_micro_batch(replay: Replay, fixed: Mapping[str, float], n: int) -> Factor:
+def with_one_micro_batch(fixed: Mapping[str, float], n: int) -> Factor:
     """Return the factors that do the work of a step's `n` micro-batches in one.
 
     fixed: the share of each computing part, and of transfers, that does not shrink with a micro-batch. It is left once.
     """
 
-    def factor(piece: TracedPiece) -> float:
-        merged = 0 <= piece.micro_batch < n - 1
-        return 1.0 - fixed.get(piece.kind, 0.0) if merged else 1.0
-
-    return factor
+    return lambda piece: 1.0 - fixed.get(piece.kind, 0.0) if 0 <= piece.micro_batch < n - 1 else 1.0
 
 
 def with_processors(replay: Replay, shares: Mapping[int, float] | None = None) -> Factor:

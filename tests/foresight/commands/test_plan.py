@@ -72,7 +72,7 @@ def test_more_devices_are_drawn(tmp_path):
         (["--recipes", "single"], "no recipe accepts this work .*it is one process, not 8"),
         (["--recipes", "ddp", "--global-batch-size", "9"], "global batch 9 is not a multiple of 8"),
         (["--recipes", "tensor_parallel", "--gpus-per-node", "5"], "no recipe accepts this work"),
-        (["--recipes", "ddp", "--model", "gpt3-175b"], "nothing fits .* comes nearest and lacks"),
+        (["--recipes", "ddp,fsdp", "--model", "gpt3-175b"], "nothing fits .*: fsdp dp8, .*, comes nearest and lacks"),
         (["--explain", "99", "--recipes", "ddp"], "the table has no row 99"),
         (["--here", "--device", "h200"], "--here is this machine"),
         (["--here", "--host-memory", "9"], "--here is this machine"),

@@ -5,7 +5,7 @@ import pytest
 
 from gptscale.foresight.memory.constants import CONTEXT, NCCL, NCCL_MORE, outside_of_torch
 from gptscale.foresight.memory.report import RankMemory
-from gptscale.foresight.memory.timeline import Allocations, Timeline
+from gptscale.foresight.memory.timeline import Timeline
 
 GIB = 2**30
 OWNERS = {"parameter": 4, "activation of blocks.*.mlp": 2, "activation of blocks.*.attn": 3, "logits and loss": 1}
@@ -16,7 +16,7 @@ def timeline():
     """Ten GiB that are allocated one owner after another, and all freed at the end."""
     born = np.arange(len(OWNERS))
     nbytes = np.array(list(OWNERS.values())) * GIB
-    return Timeline(Allocations(born, np.full(4, 4), nbytes, list(OWNERS)), 5, [(0, "forward")], [0])
+    return Timeline(born, np.full(4, 4), nbytes, list(OWNERS), 5, [(0, "forward")], [0])
 
 
 def test_each_further_group_of_ranks_has_buffers_of_its_own():
@@ -26,13 +26,13 @@ def test_each_further_group_of_ranks_has_buffers_of_its_own():
 
 
 def test_a_rank_fits_if_what_torch_reserves_and_what_lies_beside_it_do(timeline):
-    def memory(capacity, message=None):
+    def memory(capacity, message=""):
         reserved = 12 * GIB
         return RankMemory(0, timeline, 11 * GIB, reserved, capacity, constants=[CONTEXT], out_of_memory=message)
 
     needed = 12 * GIB + CONTEXT.nbytes
-    assert [memory(capacity).fits for capacity in (None, needed, needed - 1)] == [None, True, False]
-    assert memory(None, "CUDA out of memory").fits is False
+    assert [memory(capacity).fits for capacity in (needed, needed - 1)] == [True, False]
+    assert memory(needed, "CUDA out of memory").fits is False
 
 
 def test_a_rank_that_the_host_cannot_hold_does_not_fit(timeline):

@@ -4,9 +4,8 @@ import dataclasses
 
 import pytest
 
-from gptscale.foresight.mock_cuda.calls import Call, read_calls
 from gptscale.foresight.price.cost import KERNEL_S, costs_of
-from gptscale.foresight.price.record import Work, recorded_step, summary
+from gptscale.foresight.price.record import Call, Work, read_calls, recorded_step, summary
 from gptscale.foresight.price.replay import replay
 from gptscale.foresight.price.step_time import priced, step_times
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from made_traces import HEALTHY, Part, trace
+from made_traces import FACTS, HEALTHY, Part, evidence_of, trace
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.evidence import EVIDENCE, RANKS_MAX, RankEvidence, RunEvidence, RunFacts, judged_ranks
@@ -16,7 +16,7 @@ from gptscale.foresight.commands import why
 from gptscale.foresight.commands.why import draw
 from gptscale.foresight.verdict import of_run
 from gptscale.foresight.verdict.files import read_verdict, write_verdict
-from gptscale.foresight.verdict.judge import RunFigures, judge, named
+from gptscale.foresight.verdict.judge import judge, named
 from gptscale.foresight.verdict.of_run import read_evidence
 from gptscale.foresight.verdict.remedies import (
     BUBBLE,
@@ -39,14 +39,11 @@ from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.verdict import tell_verdict
 from gptscale.lenet.run.config import VisionConfig
 
-FACTS = RunFacts("ddp", grad_accum_steps=4, micro_batch_size=2)
 Parts = list[Part]
 
 
-def verdict_on(*ranks, host=0.0, processor=1.0, facts=FACTS, **options):
-    traces = [trace(rank, parts, host, processor=processor) for rank, parts in enumerate(ranks)]
-    seconds = max((t.ends[-1] - t.began) / len(t.ends) for t in traces)
-    return judge(traces, facts, RunFigures(**{"step_times_s": [seconds] * 10, **options}))  # type: ignore[arg-type]
+def verdict_on(*ranks, host=0.0, processor=1.0, **options):
+    return judge(evidence_of([trace(*rank, host, processor=processor) for rank in enumerate(ranks)], **options))
 
 
 WAITING: Parts = [*HEALTHY, Part("optimizer", True, 0.04)]
@@ -119,8 +116,8 @@ def test_waits_in_the_timed_steps_count_and_not_those_after_the_pause():
 
 def test_a_rank_that_was_late_in_the_traced_steps_alone_is_none():
     ranks, _, _ = INJECTED[LATE]
-    assert verdict_on(*ranks, slowest=(1, 1.02)).bound_by != LATE
-    assert verdict_on(*ranks, slowest=(1, 1.74)).bound_by == LATE
+    assert verdict_on(*ranks, late=(1, 1.02)).bound_by != LATE
+    assert verdict_on(*ranks, late=(1, 1.74)).bound_by == LATE
 
 
 @pytest.mark.parametrize(("host", "word"), [(0.02, COMPUTE_BOUND), (0.3, LAUNCH)])
@@ -142,7 +139,7 @@ def test_ranks_that_share_processors_are_promised_no_more_than_those(processors,
     """Each of two ranks computes for 0.095 s. With one processor for both a step without transfers is twice as long."""
     slow = [*HEALTHY, Part("optimizer", True, 0.2)]
     traces = [replace(trace(rank, slow), processors=frozenset(processors)) for rank in range(2)]
-    verdict = judge(traces, FACTS, RunFigures([0.296] * 10))
+    verdict = judge(evidence_of(traces))
     assert verdict.bound_by == LINKS
     assert verdict.cause
     assert verdict.cause.without_s == pytest.approx(step_s)
@@ -157,8 +154,7 @@ def test_a_late_rank_beside_another_program_is_the_late_rank():
     """Rank 1 has half a processor, so that rank 0 waits for it. It is as fast as rank 0 with a whole one."""
     half = [p if p.part == "data" else p._replace(seconds=2 * p.seconds) for p in HEALTHY]
     traces = [trace(0, [*HEALTHY, Part("optimizer", True, 0.095)]), trace(1, half, processor=0.5)]
-    figures = RunFigures([0.191] * 10, taken=0.25, slowest=(1, 2.0))
-    verdict = judge(traces, FACTS, figures)
+    verdict = judge(evidence_of(traces, taken=0.25, late=(1, 2.0)))
     assert (verdict.bound_by, verdict.late_rank) == (LATE, 1)
     assert verdict.cause
     assert verdict.cause.without_s == pytest.approx(0.096)
@@ -235,7 +231,7 @@ def test_of_a_large_world_some_ranks_are_judged_and_the_slowest_among_them():
     late = [*HEALTHY, Part("backward", False, 0.07)]
     waiting = [*HEALTHY, Part("backward", True, 0.07)]
     evidence = [RankEvidence(trace(r, late if r == 101 else waiting), 0.001, None) for r in range(200)]
-    verdict = of_run.verdict_on(RunEvidence("summary.csv", FACTS, judged_ranks(evidence), [0.166] * 10))
+    verdict = judge(RunEvidence("summary.csv", FACTS, judged_ranks(evidence), [0.166] * 10))
     assert (verdict.bound_by, verdict.late_rank) == (LATE, 101)
     assert len(verdict.ranks) <= RANKS_MAX
     assert 150 in [e.trace.rank for e in judged_ranks(evidence, (150, 2.0))]

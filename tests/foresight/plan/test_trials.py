@@ -52,7 +52,7 @@ def test_a_step_takes_as_long_as_its_host_asks_for_it(host):
     slow = simulated(row)
     # The optimizer, which the host asks for once a step, has a part of it.
     assert 4 * 0.2 < slow.seconds < 5 * 0.2 + ahead.seconds
-    assert slow.bound_by == "the host (100%)"
+    assert slow.bound_by in ("the host (99%)", "the host (100%)")
     assert slow.low == ahead.low
     assert slow.mfu * slow.seconds == pytest.approx(ahead.mfu * ahead.seconds)
 

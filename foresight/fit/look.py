@@ -20,11 +20,9 @@ from typing import Any
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.user_code import user_function
-from gptscale.foresight.fit.splits import STYLES
 from gptscale.foresight.fit.subject import Subject
 
 SOURCE_MOST = 2**20
-OF_ENDS = ("embedding_rowwise", "colwise_gather_output")
 # How many samples are tried, and the words that call a model with its batch.
 SAMPLES = 2
 # By how much a loss differs from another of the same values, and from one of other values.
@@ -81,6 +79,7 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
     import torch
     from torch.utils._pytree import tree_leaves
 
+    from gptscale.common.model.tensor_plan import plan_of_transformers
     from gptscale.foresight.fit.twin import blocks_of, moved, on_meta, two_blocks, widen
     from gptscale.foresight.mock_cuda import on_path
     from gptscale.foresight.prove import no_cuda
@@ -196,7 +195,7 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
         renewed,
         sum(sizes),
         max(sizes),
-        _plan_of(whole),
+        plan_of_transformers(whole),
         chain,
         no_chain,
     )
@@ -242,7 +241,7 @@ def _chain_of(
     """Return where stages cut a model, or why they cannot. of_whole: a batch of the whole one, if that is wider than its twin."""
     from torch.utils._pytree import tree_map
 
-    from gptscale.foresight.fit.chain import NoChainError, chain_of, hidden_of
+    from gptscale.common.model.chain import NoChainError, chain_of, hidden_of
 
     try:
         found = chain_of(twin, lambda: _called(twin, inputs, call_words), (*blocks, "")[0])
@@ -253,18 +252,6 @@ def _chain_of(
     except NoChainError as error:
         return {}, str(error)
     return found, ""
-
-
-def _plan_of(model: Any) -> dict[str, str]:
-    """Return how a model says that tensor ranks cut it (tp_plan), empty if it does not, or in a way that is not written."""
-    plan = dict(getattr(model, "tp_plan", None) or {})
-    if not plan or not {*plan.values()} <= STYLES.keys():
-        return {}
-    ends: list[Any] = [getattr(model, f"get_{name}_embeddings", lambda: None)() for name in ("input", "output")]
-    if all(ends) and ends[0].weight is ends[1].weight:
-        # A matrix with two uses stays whole.
-        return {name: style for name, style in plan.items() if style not in OF_ENDS}
-    return plan
 
 
 def _is_in(path: Path, folder: Path) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -91,6 +91,27 @@ def chain_of(model: nn.Module, call: Callable[[], Any], block: str) -> dict[str,
         "tied": _tied(model, path, before, after),
         "hidden": [*walk.seen[0].shape[1:]],
     }
+
+
+class Sent(Exception):  # noqa: N818 (it is no error)
+    """The end of a stage that is not the last, with what it sends to the next."""
+
+
+def keep_stage(model: nn.Module, chain: Mapping[str, Any], blocks: range, is_last: bool) -> None:
+    """Empty the modules of other stages: those before give `model.received`, the first one behind ends the forward with Sent."""
+
+    def receive(*_: Any, **__: Any) -> Any:
+        return model.received
+
+    def send(hidden: Tensor, *_: Any, **__: Any) -> None:
+        raise Sent(hidden)
+
+    listed = [*model.get_submodule(chain["blocks"]).children()]
+    before = [model.get_submodule(name) for name in chain["before"]] * (blocks.start > 0) + listed[: blocks.start]
+    behind = listed[blocks.stop :] + [model.get_submodule(name) for name in chain["after"]] * (not is_last)
+    for other, forward in [(m, receive) for m in before] + [(m, send) for m in behind]:
+        other._modules, other._parameters, other._buffers, other.forward = {}, {}, {}, forward
+        other.__class__ = nn.Identity
 
 
 def hidden_of(model: nn.Module, call: Callable[[], Any], path: str) -> list[int]:

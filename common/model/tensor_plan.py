@@ -1,0 +1,254 @@
+"""How tensor ranks cut a model of one's own: by transformers' plan, by a file, or where it is safe. One process proves it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.model.own import PREFIX, OwnModel, twin_of
+from gptscale.common.settings.own_config import OwnConfig
+from gptscale.common.settings.user_file import read_json
+
+# The ways in which a module is cut over tensor ranks, by the words of transformers: torch's style, as a program writes it.
+STYLES = {
+    "colwise": "ColwiseParallel()",
+    "rowwise": "RowwiseParallel()",
+    "embedding_rowwise": "RowwiseParallel(input_layouts=Replicate())",
+    "colwise_gather_output": "ColwiseParallel(output_layouts=Replicate())",
+    # A norm of each head, on (batch, sequence, heads, size): it sees the heads of its rank.
+    "replicated_with_grad_allreduce": "SequenceParallel(sequence_dim=2, use_local_output=True)",
+}
+OF_ENDS = ("embedding_rowwise", "colwise_gather_output")
+# The dimension of a product's weight that a style cuts.
+CUT = {"colwise": 0, "rowwise": 1, "colwise_gather_output": 0, "embedding_rowwise": 0}
+PLAN_MOST = 2**20
+# By how much the numbers of all ranks together may differ from those of the whole, as in parity.
+TOLERANCE = 1e-5
+
+
+def plan_of_transformers(model: Any) -> dict[str, str]:
+    """Return how a model says that tensor ranks cut it (tp_plan), where torch has a style for that."""
+    plan = dict(getattr(model, "tp_plan", None) or {})
+    # One product of a pair does not stay whole alone.
+    unknown = {name.rpartition(".")[0] for name, style in plan.items() if style not in STYLES}
+    plan = {name: style for name, style in plan.items() if not {name, name.rpartition(".")[0]} & unknown}
+    ends: list[Any] = [getattr(model, f"get_{name}_embeddings", lambda: None)() for name in ("input", "output")]
+    if all(ends) and ends[0].weight is ends[1].weight:
+        # A matrix with two uses stays whole.
+        return {name: style for name, style in plan.items() if style not in OF_ENDS}
+    return plan
+
+
+@cache
+def tensor_plan(config: OwnConfig, size: int, file: Path | None) -> dict[str, str]:
+    """Return how `size` tensor ranks cut each module of a model, by its name. Raises ConfigError for what would not be right.
+
+    file: a plan as JSON, in the words of transformers. Without one it is the model's own, or else inferred.
+    """
+    model, where = config.look(), "in --tp-plan"
+    if file is not None:
+        plan = read_json(
+            file, PLAN_MOST, lambda why: ConfigError(f"{file} is no plan: {why}", where, "name a JSON file")
+        )
+        if not isinstance(plan, dict) or not plan or not {*map(str, plan.values())} <= STYLES.keys():
+            fix = f"let it be a dictionary of names of modules to {', '.join(STYLES)}"
+            raise ConfigError(f"{file} is no plan", where, fix)
+    else:
+        plan, where = plan_of_transformers(model.own), "in --tp-size"
+    names = [name.removeprefix(PREFIX) for name, _ in model.named_modules()]
+    exact = {f"{PREFIX}{name}": style for key, style in plan.items() for name in names if fnmatch(name, key)}
+    if file is None:
+        if not {*exact.values()} - {*OF_ENDS}:
+            return inferred(model, size)
+        # An end that cannot be cut stays whole.
+        exact = {n: how for n, how in exact.items() if how not in OF_ENDS or not why_no_cut(model, n, how, size)}
+    elif lost := [key for key in plan if not any(fnmatch(name, key) for name in names)]:
+        raise ConfigError(
+            f"{file} names {lost[0]}, which is no module of {config.source}", where, "name modules that it has"
+        )
+    if why := why_wrong(model, exact, size):
+        raise ConfigError(
+            f"{config.source} cannot be cut so over {size} ranks: {why}"[:300], where, fix_of(model, size)
+        )
+    return exact
+
+
+def fix_of(model: OwnModel, size: int) -> str:
+    """Return what to do about a plan that is not right."""
+    theirs = getattr(model.own, "config", None)
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        if isinstance(heads := getattr(theirs, name, None), int) and heads % size:
+            return f"{name} {heads} is not divisible by {size}: use a tp_size that divides it"
+    return "use another --tp-size, or name a plan that is right (--tp-plan FILE)"
+
+
+def why_no_cut(model: OwnModel, name: str, style: str, size: int) -> str:
+    """Return why the weight of a module cannot be cut, or "" if it can."""
+    module: Any = model.get_submodule(name)
+    kind = nn.Embedding if style == "embedding_rowwise" else nn.Linear
+    if style not in CUT:
+        return ""
+    # A subclass may do anything with its weight.
+    if type(module) is not kind:
+        return f"{name} is a {type(module).__name__}, and {style} cuts a nn.{kind.__name__}"
+    if any(f"{name}.weight" in pair for pair in model.aliases()):
+        return f"{name} shares its weight with another module"
+    if getattr(module, "padding_idx", None) is not None:
+        return f"{name} has a row without gradients (padding_idx)"
+    # torch gathers outputs of any number.
+    if style != "colwise_gather_output" and (n := module.weight.shape[CUT[style]]) % size:
+        return f"{size} does not divide the {n} {'inputs' if CUT[style] else 'rows'} of {name}"
+    return ""
+
+
+def why_wrong(model: OwnModel, plan: Mapping[str, str], size: int) -> str:
+    """Return why a plan does not compute what one process computes, or "" if it does."""
+    if why := next(filter(None, (why_no_cut(model, name, style, size) for name, style in plan.items())), ""):
+        return why
+    twin = twin_of(model)
+    plan = {name: style for name, style in plan.items() if name in dict(twin.named_modules())}
+    try:
+        worst, at = Proof(twin, plan, size).deviation()
+    except Exception as error:
+        return f"it fails with {type(error).__name__}: {error}"
+    return "" if worst <= TOLERANCE else f"{at} deviates by {worst:.1e} from one process"
+
+
+class Seam(torch.autograd.Function):
+    """Where every rank reads the same numbers: the gradient that goes on is the sum of all ranks'."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, proof: Proof, key: str) -> Tensor:
+        """Return `x`."""
+        ctx.proof, ctx.key = proof, key
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Note the gradient of this rank, and return that of the whole."""
+        ctx.proof.note(ctx.key, grads[0])
+        return ctx.proof.whole[ctx.key], None, None
+
+
+class Proof:
+    """One step of a model, and of each tensor rank's part of it in turn, in one process.
+
+    Each rank goes on with the sums that ranks would exchange, which are those of the whole step. Where all ranks' parts add up to
+    them, and their gradients to those of the weights, the plan computes what one process computes.
+    """
+
+    def __init__(self, model: OwnModel, plan: Mapping[str, str], size: int) -> None:
+        self.model, self.size, self.rank = model, size, -1
+        self.whole, self.sums, self.calls = dict[str, Tensor](), dict[str, Tensor](), Counter[str]()
+        # The gradient of what each rank has whole comes once from each.
+        self.times = dict.fromkeys(model.parameters(), size)
+        for name, style in plan.items():
+            module: Any = model.get_submodule(name)
+            if style in ("colwise", "rowwise"):
+                module.forward = partial(getattr(self, style), name, module)
+            if style not in OF_ENDS:
+                of_ranks = [module.weight] if style == "rowwise" else module.parameters()
+                self.times |= dict.fromkeys(of_ranks, 1)
+
+    def deviation(self) -> tuple[float, str]:
+        """Take the step, and return the largest relative deviation, and where it is."""
+        parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        for rank in range(-1, self.size):
+            self.rank = rank
+            self.calls.clear()
+            torch.manual_seed(0)
+            self.model(*self.model.tokens()).backward()
+            if self.rank < 0:
+                self.whole |= {
+                    name: p.grad.clone() * self.times[p] for name, p in parameters.items() if p.grad is not None
+                }
+                self.model.zero_grad()
+        self.sums |= {name: p.grad for name, p in parameters.items() if p.grad is not None}
+        return deviation(self.sums, self.whole)
+
+    def note(self, key: str, value: Tensor) -> None:
+        """Keep a number of the whole step, or add a rank's part of it."""
+        if self.rank < 0:
+            self.whole[key] = value.detach().clone()
+        else:
+            self.sums[key] = self.sums.get(key, 0) + value.detach()
+
+    def part(self, p: Tensor | None, dim: int = 0) -> Any:
+        """Return this rank's part of a weight."""
+        return p if p is None or self.rank < 0 else p.chunk(self.size, dim)[self.rank]
+
+    def key(self, name: str) -> str:
+        """Return the key of a call."""
+        self.calls[name] += 1
+        return f"{name} (call {self.calls[name]})"
+
+    def colwise(self, name: str, module: nn.Linear, x: Tensor) -> Tensor:
+        """Return this rank's columns of a product."""
+        return F.linear(Seam.apply(x, self, self.key(name)), self.part(module.weight), self.part(module.bias))
+
+    def rowwise(self, name: str, module: nn.Linear, x: Tensor) -> Tensor:
+        """Return the sum of all ranks' products, of which this rank computes one."""
+        key, product = self.key(name), F.linear(x, self.part(module.weight, 1))
+        self.note(key, product)
+        if self.rank >= 0:
+            product = product + (self.whole[key] - product).detach()
+        return product if module.bias is None else product + module.bias
+
+
+def deviation(found: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> tuple[float, str]:
+    """Return by how much tensors deviate from those of one process at most, and which of them."""
+    # Below a hundredth of the largest there may be only rounding.
+    floor = max(float(value.abs().max()) for value in whole.values()) / 100
+    return max((float((found[n] - each).abs().max() / (each.abs().max() + floor)), n) for n, each in whole.items())
+
+
+def inferred(model: OwnModel, size: int) -> dict[str, str]:
+    """Return how ranks may cut products whose outputs only one other product reads. Raises ConfigError if there are none."""
+    twin, begins = twin_of(model), dict[Any, str]()
+    pairs: dict[str, set[str]] = {}
+
+    def look(name: str, module: nn.Module, args: Any, output: Tensor) -> None:
+        in_block = next(prefix for prefix in twin.prefixes if name.startswith(prefix))
+        found = sources(args[0].grad_fn, begins)
+        if found and all(each.startswith(in_block) for each in found):
+            pairs[name.removeprefix(in_block)] = {each.removeprefix(in_block) for each in found}
+        begins[output.grad_fn] = name
+
+    for name, module in twin.named_modules():
+        if isinstance(module, nn.Linear) and name.startswith(twin.prefixes):
+            module.register_forward_hook(partial(look, name))
+    twin(*twin.tokens())
+    plan, names = dict[str, str](), dict(model.named_modules())
+    for last, firsts in pairs.items():
+        pair = dict.fromkeys(firsts, "colwise") | {last: "rowwise"}
+        exact = {f"{p}{name}": how for p in model.prefixes for name, how in pair.items() if f"{p}{name}" in names}
+        if not plan.keys() & exact.keys() and not why_wrong(model, exact, size):
+            plan |= exact
+    if not plan:
+        what = f"no two products of {model.source} can be cut over {size} ranks, with nothing between that mixes them"
+        raise ConfigError(what, "in --tp-size", "name what can be cut (--tp-plan FILE), or use fsdp")
+    return plan
+
+
+def sources(node: Any, begins: Mapping[Any, str]) -> set[str]:
+    """Return the products that a number is made of, or nothing if another weight has a part in it. begins: by their nodes."""
+    seen, waiting, found = set[Any](), [node], set[str]()
+    while waiting:
+        node = waiting.pop()
+        if node in begins:
+            found.add(begins[node])
+        elif hasattr(node, "variable"):
+            return set()
+        elif node is not None and node not in seen:
+            seen.add(node)
+            waiting += [before for before, _ in node.next_functions]
+    return found

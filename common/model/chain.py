@@ -114,24 +114,6 @@ def keep_stage(model: nn.Module, chain: Mapping[str, Any], blocks: range, is_las
         other.__class__ = nn.Identity
 
 
-def hidden_of(model: nn.Module, call: Callable[[], Any], path: str) -> list[int]:
-    """Return the shape that a sample has between the blocks of a model on the meta device. Raises NoChainError."""
-    found, why = list[int](), "it calls no block"
-
-    def begun(module: nn.Module, args: Any) -> None:
-        found.extend(args[0].shape[1:])
-        raise NoChainError("")
-
-    model.get_submodule(f"{path}.0").register_forward_pre_hook(begun)
-    try:
-        call()
-    except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-    if not found:
-        raise NoChainError(f"what its blocks take has no known shape ({why})"[:200])
-    return found
-
-
 def _list_of(model: nn.Module, block: str) -> tuple[str, list[nn.Module]]:
     lists = {
         name: [*m.children()]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -117,91 +116,58 @@ def why_wrong(model: OwnModel, plan: Mapping[str, str], size: int) -> str:
     twin = twin_of(model)
     plan = {name: style for name, style in plan.items() if name in dict(twin.named_modules())}
     try:
-        worst, at = Proof(twin, plan, size).deviation()
+        worst, at = off_by(twin, plan, size)
     except Exception as error:
         return f"it fails with {type(error).__name__}: {error}"
     return "" if worst <= TOLERANCE else f"{at} deviates by {worst:.1e} from one process"
 
 
-class Seam(torch.autograd.Function):
-    """Where every rank reads the same numbers: the gradient that goes on is the sum of all ranks'."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, proof: Proof, key: str) -> Tensor:
-        """Return `x`."""
-        ctx.proof, ctx.key = proof, key
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        """Note the gradient of this rank, and return that of the whole."""
-        ctx.proof.note(ctx.key, grads[0])
-        return ctx.proof.whole[ctx.key], None, None
-
-
-class Proof:
-    """One step of a model, and of each tensor rank's part of it in turn, in one process.
+def off_by(model: OwnModel, plan: Mapping[str, str], size: int) -> tuple[float, str]:
+    """Return by how much one step of all ranks deviates from that of one process at most, and where. One process takes all steps.
 
     Each rank goes on with the sums that ranks would exchange, which are those of the whole step. Where all ranks' parts add up to
-    them, and their gradients to those of the weights, the plan computes what one process computes.
+    them, and their gradients to those of the whole, the plan computes what one process computes.
     """
+    whole, sums, calls = dict[str, Tensor](), defaultdict[str, Any](int), Counter[str]()
+    cut: Callable[..., Any] = lambda p, dim=0: p  # noqa: E731
+    # The gradient of what each rank has whole comes once from each.
+    times = dict.fromkeys(model.parameters(), size)
 
-    def __init__(self, model: OwnModel, plan: Mapping[str, str], size: int) -> None:
-        self.model, self.size, self.rank = model, size, -1
-        self.whole, self.sums, self.calls = dict[str, Tensor](), dict[str, Tensor](), Counter[str]()
-        # The gradient of what each rank has whole comes once from each.
-        self.times = dict.fromkeys(model.parameters(), size)
-        for name, style in plan.items():
-            module: Any = model.get_submodule(name)
-            if style in ("colwise", "rowwise"):
-                module.forward = partial(getattr(self, style), name, module)
-            if style not in OF_ENDS:
-                of_ranks = [module.weight] if style == "rowwise" else module.parameters()
-                self.times |= dict.fromkeys(of_ranks, 1)
+    def note(key: str, value: Tensor) -> Tensor:
+        sums[key] = sums[key] + value.detach()
+        return whole.get(key, value)
 
-    def deviation(self) -> tuple[float, str]:
-        """Take the step, and return the largest relative deviation, and where it is."""
-        parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        for rank in range(-1, self.size):
-            self.rank = rank
-            self.calls.clear()
-            torch.manual_seed(0)
-            self.model(*self.model.tokens()).backward()
-            if self.rank < 0:
-                self.whole |= {
-                    name: p.grad.clone() * self.times[p] for name, p in parameters.items() if p.grad is not None
-                }
-                self.model.zero_grad()
-        self.sums |= {name: p.grad for name, p in parameters.items() if p.grad is not None}
-        return deviation(self.sums, self.whole)
+    def key_of(name: str) -> str:
+        calls[name] += 1
+        return f"{name} (call {calls[name]})"
 
-    def note(self, key: str, value: Tensor) -> None:
-        """Keep a number of the whole step, or add a rank's part of it."""
-        if self.rank < 0:
-            self.whole[key] = value.detach().clone()
-        else:
-            self.sums[key] = self.sums.get(key, 0) + value.detach()
+    def colwise(name: str, module: nn.Linear, x: Tensor) -> Tensor:
+        x, key = x.view_as(x), key_of(name)
+        if x.requires_grad:
+            x.register_hook(partial(note, key))
+        return F.linear(x, cut(module.weight), cut(module.bias))
 
-    def part(self, p: Tensor | None, dim: int = 0) -> Any:
-        """Return this rank's part of a weight."""
-        return p if p is None or self.rank < 0 else p.chunk(self.size, dim)[self.rank]
-
-    def key(self, name: str) -> str:
-        """Return the key of a call."""
-        self.calls[name] += 1
-        return f"{name} (call {self.calls[name]})"
-
-    def colwise(self, name: str, module: nn.Linear, x: Tensor) -> Tensor:
-        """Return this rank's columns of a product."""
-        return F.linear(Seam.apply(x, self, self.key(name)), self.part(module.weight), self.part(module.bias))
-
-    def rowwise(self, name: str, module: nn.Linear, x: Tensor) -> Tensor:
-        """Return the sum of all ranks' products, of which this rank computes one."""
-        key, product = self.key(name), F.linear(x, self.part(module.weight, 1))
-        self.note(key, product)
-        if self.rank >= 0:
-            product = product + (self.whole[key] - product).detach()
+    def rowwise(name: str, module: nn.Linear, x: Tensor) -> Tensor:
+        product = F.linear(x, cut(module.weight, 1))
+        product = product + (note(key_of(name), product) - product).detach()
         return product if module.bias is None else product + module.bias
+
+    for name, style in plan.items():
+        module: Any = model.get_submodule(name)
+        if style in (forwards := {"colwise": colwise, "rowwise": rowwise}):
+            module.forward = partial(forwards[style], name, module)
+        if style not in OF_ENDS:
+            times |= dict.fromkeys([module.weight] if style == "rowwise" else module.parameters(), 1)
+    model(*model.tokens()).backward()
+    grads = {name: p for name, p in model.named_parameters() if p.grad is not None}
+    whole |= sums | {name: p.grad * times[p] for name, p in grads.items()}
+    sums.clear()
+    model.zero_grad()
+    for rank in range(size):
+        calls.clear()
+        cut = lambda p, dim=0, rank=rank: None if p is None else p.chunk(size, dim)[rank]  # noqa: E731
+        model(*model.tokens()).backward()
+    return deviation(sums | {name: p.grad for name, p in grads.items()}, whole)
 
 
 def deviation(found: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> tuple[float, str]:
@@ -229,7 +195,7 @@ def inferred(model: OwnModel, size: int) -> dict[str, str]:
     twin(*twin.tokens())
     plan, names = dict[str, str](), dict(model.named_modules())
     for last, firsts in pairs.items():
-        pair = dict.fromkeys(firsts, "colwise") | {last: "rowwise"}
+        pair = dict.fromkeys(sorted(firsts), "colwise") | {last: "rowwise"}
         exact = {f"{p}{name}": how for p in model.prefixes for name, how in pair.items() if f"{p}{name}" in names}
         if not plan.keys() & exact.keys() and not why_wrong(model, exact, size):
             plan |= exact

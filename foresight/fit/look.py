@@ -241,17 +241,39 @@ def _chain_of(
     """Return where stages cut a model, or why they cannot. of_whole: a batch of the whole one, if that is wider than its twin."""
     from torch.utils._pytree import tree_map
 
-    from gptscale.common.model.chain import NoChainError, chain_of, hidden_of
+    from gptscale.common.model.chain import NoChainError, chain_of
 
     try:
         found = chain_of(twin, lambda: _called(twin, inputs, call_words), (*blocks, "")[0])
         found |= {"small": found["hidden"], "count": len(whole.get_submodule(found["blocks"]))}
         if of_whole is not None:
             of_whole = tree_map(lambda value: value.to("meta") if hasattr(value, "to") else value, of_whole)
-            found["hidden"] = hidden_of(whole.to("meta"), lambda: _called(whole, of_whole, call_words), found["blocks"])
+            found["hidden"] = _hidden_of(
+                whole.to("meta"), lambda: _called(whole, of_whole, call_words), found["blocks"]
+            )
     except NoChainError as error:
         return {}, str(error)
     return found, ""
+
+
+def _hidden_of(model: Any, call: Callable[[], Any], path: str) -> list[int]:
+    """Return the shape that a sample has between the blocks of a model on the meta device. Raises NoChainError."""
+    from gptscale.common.model.chain import NoChainError
+
+    found, why = list[int](), "it calls no block"
+
+    def begun(module: Any, args: Any) -> None:
+        found.extend(args[0].shape[1:])
+        raise NoChainError("")
+
+    model.get_submodule(f"{path}.0").register_forward_pre_hook(begun)
+    try:
+        call()
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+    if not found:
+        raise NoChainError(f"what its blocks take has no known shape ({why})"[:200])
+    return found
 
 
 def _is_in(path: Path, folder: Path) -> bool:

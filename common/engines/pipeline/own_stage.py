@@ -57,7 +57,8 @@ def own_chain(config: OwnConfig) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for stage in stages:
             found |= {name: found.get(name, 0) + p.grad for name, p in stage.named_parameters()}
-        off, where = deviation(found, {name: p.grad for name, p in twin.named_parameters()})
+        whole: dict[str, Any] = {name: p.grad for name, p in twin.named_parameters()}
+        off, where = deviation(found, whole)
         why = f"{where} deviates by {off:.1e} from one process" if off > TOLERANCE else ""
         why = why or "what its blocks pass on is not (batch, seq, ...)" * (sent.shape[:2] != ids.shape)
     except Exception as error:

@@ -72,7 +72,7 @@ def rows_of(folder: Path, recipes: list[str], nproc: int) -> list[dict[str, obje
         program = Program("gptscale.launchers.cli", tuple(words), imports=tuple(dict.fromkeys(imports)))
         ended = run_captured(program, timeout=900)
         if ended.returncode in (0, 1):
-            found = pd.read_csv(Path(out, "parity.csv")).to_dict("records")
+            found = pd.read_csv(Path(out, "parity.csv"), keep_default_na=False).to_dict("records")
             return [{k: row[k] for k in COLUMNS if k in row} for row in found]
     if len(recipes) == 1:
         # The first line is a rank's, and the last parity's.

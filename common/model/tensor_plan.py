@@ -43,8 +43,8 @@ def plan_of_transformers(model: Any) -> dict[str, str]:
     ends: list[Any] = [getattr(model, f"get_{name}_embeddings", lambda: None)() for name in ("input", "output")]
     if all(ends) and ends[0].weight is ends[1].weight:
         # A matrix with two uses stays whole.
-        return {name: style for name, style in plan.items() if style not in OF_ENDS}
-    return plan
+        plan = {name: style for name, style in plan.items() if style not in OF_ENDS}
+    return plan if {*plan.values()} - {*OF_ENDS} else {}
 
 
 @cache
@@ -66,7 +66,7 @@ def tensor_plan(config: OwnConfig, size: int, file: Path | None) -> dict[str, st
     names = [name.removeprefix(PREFIX) for name, _ in model.named_modules()]
     exact = {f"{PREFIX}{name}": style for key, style in plan.items() for name in names if fnmatch(name, key)}
     if file is None:
-        if not {*exact.values()} - {*OF_ENDS}:
+        if not exact:
             return inferred(model, size)
         # An end that cannot be cut stays whole.
         exact = {n: how for n, how in exact.items() if how not in OF_ENDS or not why_no_cut(model, n, how, size)}

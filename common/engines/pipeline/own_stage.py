@@ -3,17 +3,76 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.model.chain import NoChainError, Sent, chain_of, keep_stage
 from gptscale.common.model.own import OwnModel, twin_of
 from gptscale.common.model.tensor_plan import TOLERANCE, deviation
 from gptscale.common.settings.own_config import OwnConfig
+
+LossOf = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+class ChainStage(nn.Module):
+    """This process's stage of any model on a mesh, 1-D: it gives what the next stage gets, or the loss.
+
+    loss_of(model, inputs, targets): the mean loss. sample: inputs and targets of a micro-batch. Raises NoChainError.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        block_class: type[nn.Module],
+        loss_of: LossOf,
+        sample: tuple[Tensor, Tensor],
+        mesh: DeviceMesh,
+    ) -> None:
+        super().__init__()
+        chain = chain_of(model, lambda: loss_of(model, *sample).backward(), block_class.__name__)
+        if chain["tied"]:
+            raise NoChainError(f"{chain['tied'][0]} is at both ends, whose gradients nobody sums")
+        model.zero_grad()
+        self.model, self.loss_of, self.mesh, self.index, self.last = (
+            model,
+            loss_of,
+            mesh,
+            mesh.get_local_rank(),
+            mesh.size() - 1,
+        )
+        blocks = len(model.get_submodule(chain["blocks"]))  # type: ignore[arg-type]
+        ends = [blocks * i // mesh.size() for i in (self.index, self.index + 1)]
+        keep_stage(model, chain, range(*ends), self.index == self.last)
+        self.sample = sample[0].to("meta")
+        self.hidden = torch.empty(len(sample[0]), *chain["hidden"], device="meta", requires_grad=True)
+
+    def shapes(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return input and output of a stage, on the meta device."""
+        loss = torch.empty((), device="meta", requires_grad=True)
+        return self.hidden if index else self.sample, loss if index == self.last else self.hidden
+
+    def forward(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Compute this stage's part of one micro-batch, whose inputs and targets every stage has."""
+        self.model.received = x
+        try:
+            return self.loss_of(self.model, inputs, targets)
+        except Sent as sent:
+            return sent.args[0]  # type: ignore[no-any-return]
+
+    def gradients(self, schedule: Any, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Leave the gradients of a batch in the stage, and return its mean loss, on each stage."""
+        losses, first = list[Tensor](), [] if self.index else [inputs]
+        schedule.step(*first, inputs=inputs, targets=targets, target=targets, losses=losses, return_outputs=False)
+        loss = sum(losses, torch.zeros((), device=inputs.device)).detach()
+        dist.all_reduce(loss, group=self.mesh.get_group())
+        return loss
 
 
 class OwnStage(OwnModel):

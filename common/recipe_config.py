@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -69,16 +67,3 @@ class RecipeConfig:
     def describe(self, run: Run) -> list[str]:
         """Return the lines in which --dry-run tells how this strategy splits the run."""
         return []
-
-
-@dataclass(frozen=True)
-class TensorPlanConfig(RecipeConfig):
-    """Base of the options of recipes that cut matrices."""
-
-    tp_plan: Path | None = None
-    """JSON: how modules of your own model are cut, in the words of transformers; default transformers' plan, or inferred."""
-
-    def contents(self) -> dict[str, str]:
-        """Return the hash of the user's own plan."""
-        content = self.tp_plan.read_bytes() if self.tp_plan else b""
-        return {"the content of --tp-plan": hashlib.sha256(content).hexdigest()[:16]} if content else {}

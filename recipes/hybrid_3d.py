@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD, V_SHAPED, describe_stages, stage_sizes
 from gptscale.common.errors import ConfigError
-from gptscale.common.recipe_config import TensorPlanConfig
 from gptscale.common.settings.checks import refuse_changed
 from gptscale.recipes.pipeline import PipelineConfig
 from gptscale.recipes.pipeline import shard as schedule_of
-from gptscale.recipes.tensor_parallel import apply_tp
+from gptscale.recipes.tensor_parallel import TensorPlanConfig, apply_tp
 
 if TYPE_CHECKING:
     import torch

@@ -113,8 +113,8 @@ def shard_chain(
 ) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor]]:
     """Return this process's stage of a model whose blocks are a chain, and what runs a batch in m micro-batches by 1F1B.
 
-    loss_of(model, inputs, targets): the mean loss. sample: inputs and targets of a micro-batch. What runs a batch takes its inputs
-    and targets, leaves the gradients in the stages, and returns the mean loss. Raises NoChainError.
+    loss_of(model, inputs, targets): the mean loss. sample: inputs and targets of a micro-batch. What runs a batch takes both,
+    leaves the gradients in the stages, and returns the mean loss. Raises NoChainError.
     """
     from gptscale.common.engines.pipeline.own_stage import ChainStage
 

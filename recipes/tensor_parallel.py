@@ -15,11 +15,12 @@ Source                 Shoeybi et al. 2019 (arXiv 1909.08053); sequence parallel
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gptscale.common.recipe_config import TensorPlanConfig
+from gptscale.common.recipe_config import RecipeConfig
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,6 +30,19 @@ if TYPE_CHECKING:
     from gptscale.common.engines.torch_engine import TorchEngine
     from gptscale.common.settings.run import Run
     from gptscale.common.settings.shape import ModelConfig
+
+
+@dataclass(frozen=True)
+class TensorPlanConfig(RecipeConfig):
+    """Base of the options of recipes that cut matrices."""
+
+    tp_plan: Path | None = None
+    """JSON: how modules of your own model are cut, in the words of transformers; default transformers' plan, or inferred."""
+
+    def contents(self) -> dict[str, str]:
+        """Return the hash of the user's own plan."""
+        content = self.tp_plan.read_bytes() if self.tp_plan else b""
+        return {"the content of --tp-plan": hashlib.sha256(content).hexdigest()[:16]} if content else {}
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import copy
 import hashlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -313,14 +314,21 @@ def try_step(looked: OwnModel, seq_len: int) -> None:
         raise refused(source, f"does not use {', '.join(idle[:4])}, which would get no gradient", "remove them")
 
 
-def twin_of(looked: OwnModel) -> OwnModel:
-    """Return a model with random values and without dropout, of the first blocks alone, if it runs so: one of each shape.
+def twin_of(looked: OwnModel, plan: Mapping[str, str] = MappingProxyType({})) -> OwnModel:
+    """Return a model with random values and without dropout, of the first blocks alone, if it runs so: one of each kind.
 
-    Rows of tables get no gradients, so that it needs less memory.
+    plan: how modules are cut, by which kinds differ, too. Rows of tables get no gradients, so that it needs less memory.
     """
-    shapes = [[(name, p.shape) for name, p in block.named_parameters()] for block in looked.blocks]
-    first = max(2, 1 + max(shapes.index(each) for each in shapes))
-    for kept in (first, len(shapes)):
+    kinds = [
+        {
+            n.removeprefix(prefix): (p.shape, plan.get(n.rpartition(".")[0]))
+            for n, p in looked.named_parameters()
+            if prefix in n
+        }
+        for prefix in looked.prefixes
+    ]
+    first = max(2, 1 + max(kinds.index(each) for each in kinds))
+    for kept in (first, len(kinds)):
         twin = copy.deepcopy(looked)
         del twin.get_submodule(looked.prefixes[0][:-3])[kept:]  # type: ignore[operator]
         twin.__dict__["blocks"], twin.prefixes = twin.blocks[:kept], looked.prefixes[:kept]

@@ -113,20 +113,20 @@ def why_wrong(model: OwnModel, plan: Mapping[str, str], size: int) -> str:
     """Return why a plan does not compute what one process computes, or "" if it does."""
     if why := next(filter(None, (why_no_cut(model, name, style, size) for name, style in plan.items())), ""):
         return why
-    twin = twin_of(model)
+    twin = twin_of(model, plan)
     plan = {name: style for name, style in plan.items() if name in dict(twin.named_modules())}
     try:
         worst, at = off_by(twin, plan, size)
     except Exception as error:
-        return f"it fails with {type(error).__name__}: {error}"
+        return f"it fails with {type(error).__name__}: {error}".replace("\n", " ")
     return "" if worst <= TOLERANCE else f"{at} deviates by {worst:.1e} from one process"
 
 
 def off_by(model: OwnModel, plan: Mapping[str, str], size: int) -> tuple[float, str]:
-    """Return by how much one step of all ranks deviates from that of one process at most, and where. One process takes all steps.
+    """Return by how much a step of all ranks deviates from that of one process at most, and where.
 
-    Each rank goes on with the sums that ranks would exchange, which are those of the whole step. Where all ranks' parts add up to
-    them, and their gradients to those of the whole, the plan computes what one process computes.
+    One process takes them all. Each rank goes on with the sums that ranks would exchange, which are those of the whole step. If
+    all parts add up to them, and their gradients to those of the whole, the plan computes what one process computes.
     """
     whole, sums, calls = dict[str, Tensor](), defaultdict[str, Any](int), Counter[str]()
     cut: Callable[..., Any] = lambda p, dim=0: p  # noqa: E731
@@ -159,7 +159,7 @@ def off_by(model: OwnModel, plan: Mapping[str, str], size: int) -> tuple[float, 
         if style not in OF_ENDS:
             times |= dict.fromkeys([module.weight] if style == "rowwise" else module.parameters(), 1)
     model(*model.tokens()).backward()
-    grads = {name: p for name, p in model.named_parameters() if p.grad is not None}
+    grads: dict[str, Any] = {name: p for name, p in model.named_parameters() if p.grad is not None}
     whole |= sums | {name: p.grad * times[p] for name, p in grads.items()}
     sums.clear()
     model.zero_grad()

@@ -199,9 +199,7 @@ def decay_groups(
     weight_decay: float,
     shape_of: Callable[[nn.Parameter], Sequence[int]] = lambda parameter: parameter.shape,
 ) -> list[dict[str, Any]]:
-    """Sort parameters into the groups of every optimizer here: matrices decay, vectors (norms, biases) do not.
-
-    No call updates weights of two meshes, or of one and of none: each has groups of its own.
+    """Sort parameters into the groups of every optimizer: matrices decay, vectors do not, and no group is of two meshes.
 
     shape_of: returns the shape of a parameter, for a library whose parameters do not have it in `shape`.
     """

@@ -170,12 +170,18 @@ def test_a_config_that_cannot_be_trained_is_one_line(said, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-PLANS = {"lost": {"stack.*.nothing": "colwise"}, "half": {"stack.*.mix": "colwise"}, "odd": {"stack.*.norm": "colwise"}}
+PLANS = {
+    "late": {"stack.2.mix": "colwise"},
+    "lost": {"stack.*.nothing": "colwise"},
+    "half": {"stack.*.mix": "colwise"},
+    "odd": {"stack.*.norm": "colwise"},
+}
 NO_SPLITS = {
     "num_key_value_heads 2 is not divisible by 4": "tensor_parallel hf:llama --nproc 4",
     "use a tp_size that divides it": "hybrid_3d hf:llama --nproc 8 --tp-size 4",
     "names stack.*.nothing, which is no module": "tensor_parallel mine.py:build --nproc 2 --tp-plan lost.json",
     "fails with RuntimeError": "tensor_parallel mine.py:build --nproc 2 --tp-plan half.json",
+    "cannot be multiplied": "tensor_parallel mine.py:build --nproc 2 --tp-plan late.json",
     "is a LayerNorm, and colwise cuts a nn.Linear": "tensor_parallel mine.py:build --nproc 2 --tp-plan odd.json",
     "is no plan: it cannot be read": "tensor_parallel mine.py:build --nproc 2 --tp-plan none.json",
     "presets have a plan of their own": "tensor_parallel tiny --nproc 2 --tp-plan lost.json",

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from gptscale.common.engines.pipeline.plan import V_SHAPED
 from gptscale.common.errors import ConfigError
 from gptscale.common.model.chain import NoChainError, Sent, chain_of, keep_stage
 from gptscale.common.model.own import OwnModel, twin_of
@@ -98,6 +99,13 @@ class OwnStage(OwnModel):
             return super().forward(ids, ids if targets is None else targets)
         except Sent as sent:
             return sent.args[0].float()  # type: ignore[no-any-return]
+
+
+def check_chain(config: OwnConfig, schedule: str) -> None:
+    """Raise ConfigError for a model that is no chain, or that ties a weight where both ends are on one process."""
+    if own_chain(config)["tied"] and schedule in V_SHAPED:
+        what = f"{schedule} has both ends of the model on one process, and {config.source} ties a weight of them"
+        raise ConfigError(what, "in --schedule", "use 1F1B or Interleaved1F1B")
 
 
 @cache

@@ -48,8 +48,11 @@ class SteppedEngine(Engine):
         self.group, self.cut_tokens = group, cut
         rank, self.shares = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
         self.data_rank, self.data_size = rank // self.run.cp_size, self.shares // self.run.cp_size
-        # Tensor ranks drop the same of what each has whole, which a preset never has.
-        self.dropout_rank = self.run.world.rank // (self.run.tp_size if self.run.config.is_own else 1)
+
+    @property
+    def dropout_rank(self) -> int:
+        """Return what dropout is drawn by: the rank, but one of all tensor ranks where each has whole sequences."""
+        return self.run.world.rank // (self.run.tp_size if self.run.config.is_own else 1)
 
     def own_tokens(self, batch: Batch) -> Batch:
         """Return the tokens of a batch that this process has, where several share a sequence."""

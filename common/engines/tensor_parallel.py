@@ -109,7 +109,7 @@ def vocab_parallel_softmax_and_loss(
     return probs.mul_(counted.unsqueeze(1)), loss
 
 
-def check_tp(run: Run, tp_plan: Path | None) -> None:
+def check_tp(run: Run, tp_plan: Path | None = None) -> None:
     """Raise ConfigError, naming the sizes that fit, unless tp_size divides heads, table, sequence and each cut of a weight."""
     tp_size, gpt = run.tp_size, run.gpt
     if isinstance(gpt, OwnConfig):

@@ -82,16 +82,26 @@ def clip(model: nn.Module) -> None:
 
 
 def step_of(
-    model: nn.Module, optimizer: Any, part: Callable[[Tensor], Tensor] = own, clip: Any = clip, **options: Any
+    model: nn.Module,
+    optimizer: Any,
+    part: Callable[[Tensor], Tensor] = own,
+    clip: Any = clip,
+    gradients: Callable[[Tensor, Tensor], Tensor] | None = None,
+    **options: Any,
 ) -> Step:
     """Return the usual step: forward, backward, clip, step.
 
-    part: what this rank has of inputs and of targets. clip: scales the gradients of a model. options: of the forward.
+    part: what this rank has of inputs and of targets. clip: scales the gradients of a model. gradients: does forward and
+    backward, and returns the loss. options: of the forward.
     """
 
     def step(ids: Tensor) -> Tensor:
-        loss = mean_loss(model, part(ids[:, :-1]), part(ids[:, 1:]), **options)
-        loss.backward()
+        inputs, targets = part(ids[:, :-1]), part(ids[:, 1:])
+        if gradients:
+            loss = gradients(inputs, targets)
+        else:
+            loss = mean_loss(model, inputs, targets, **options)
+            loss.backward()
         clip(model)
         optimizer.step()
         optimizer.zero_grad()
@@ -202,62 +212,28 @@ def context_parallel(model: nn.Module) -> Step:
     return step_of(by_ddp.shard(model), adamw(model), cut, position_ids=places)
 
 
-class Stage(nn.Module):
-    """Some layers of a Llama, and its ends."""
-
-    def __init__(self, model: Any, index: int, stages: int) -> None:
-        super().__init__()
-        layers = [*model.model.layers]
-        self.layers = nn.ModuleList(layers[len(layers) * index // stages : len(layers) * (index + 1) // stages])
-        self.embed = model.model.embed_tokens if index == 0 else nn.Identity()
-        self.end = nn.Sequential(model.model.norm, model.lm_head) if index == stages - 1 else nn.Identity()
-        self.rotary = model.model.rotary_emb
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.embed(x)
-        places = self.rotary(x, torch.arange(x.shape[1], device=x.device)[None])
-        for layer in self.layers:
-            x = layer(x, position_embeddings=places)
-        return self.end(x)
-
-
-def pipelined(stage: nn.Module, stages: DeviceMesh, share: Callable[[Tensor], Tensor]) -> Step:
-    """Return a step of a pipeline with four micro-batches. share: the samples of this rank's replica."""
-    index, last = stages.get_local_rank(), stages.size() - 1
-    sample = share(batch(0))[: len(share(batch(0))) // 4, :-1].to("meta")
-    hidden, logits = (torch.empty(*sample.shape, n, device="meta", requires_grad=True) for n in (64, VOCAB))
-    loss_of = lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten()) / 4  # noqa: E731
-    shapes = lambda i: (hidden if i else sample, hidden if i < last else logits)  # noqa: E731
-    _, schedule = by_pipeline.shard({index: stage}, last + 1, stages, "1F1B", 4, loss_of, shapes)
-    optimizer = adamw(stage)
-
-    def step(ids: Tensor) -> Tensor:
-        losses: list[Tensor] = []
-        first = [] if index else [share(ids[:, :-1])]
-        schedule.step(*first, target=share(ids[:, 1:]), losses=losses, return_outputs=False)
-        square = norm_of([*stage.parameters()]) ** 2
-        dist.all_reduce(square, group=stages.get_group())
-        nn.utils.clip_grads_with_norm_(stage.parameters(), CLIP, square.sqrt(), foreach=False)
-        optimizer.step()
-        optimizer.zero_grad()
-        loss = sum(losses, torch.zeros((), device=DEVICE)).detach()
-        dist.all_reduce(loss, group=stages.get_group())
-        return loss
-
-    return step
-
-
 def pipeline(model: nn.Module) -> Step:
-    mesh = init_device_mesh(DEVICE.type, (WORLD,))
-    return pipelined(Stage(model, RANK, WORLD), mesh, lambda ids: ids)
+    mesh, ids = init_device_mesh(DEVICE.type, (WORLD,)), batch(0)[: BATCH // 4]
+    stage, run = by_pipeline.shard_chain(model, LlamaDecoderLayer, mean_loss, (ids[:, :-1], ids[:, 1:]), mesh, 4)
+    return step_of(stage, adamw(stage), lambda ids: ids, clip_stages(mesh), run)
+
+
+def clip_stages(mesh: DeviceMesh) -> Callable[[nn.Module], None]:
+    def clip(stage: nn.Module) -> None:
+        square = norm_of([*stage.parameters()]) ** 2
+        dist.all_reduce(square, group=mesh.get_group())
+        nn.utils.clip_grads_with_norm_(stage.parameters(), CLIP, square.sqrt(), foreach=False)
+
+    return clip
 
 
 def hybrid_3d(model: nn.Module) -> Step:
-    mesh = init_device_mesh(DEVICE.type, (2, WORLD // 2), mesh_dim_names=("pipeline", "data"))
-    stage = Stage(model, mesh.get_local_rank("pipeline"), 2)
+    mesh, ids = init_device_mesh(DEVICE.type, (2, WORLD // 2), mesh_dim_names=("pipeline", "data")), batch(0)
+    rank, ids = mesh.get_local_rank("data"), ids[: len(ids) // (WORLD // 2) // 4]
+    sample = ids[:, :-1], ids[:, 1:]
+    stage, run = by_pipeline.shard_chain(model, LlamaDecoderLayer, mean_loss, sample, mesh["pipeline"], 4)
     by_hybrid.shard(stage, LlamaDecoderLayer, mesh["data"], torch.float32)
-    rank, ranks = mesh.get_local_rank("data"), WORLD // 2
-    return pipelined(stage, mesh["pipeline"], lambda ids: ids.chunk(ranks)[rank])
+    return step_of(stage, adamw(stage), lambda ids: ids.chunk(WORLD // 2)[rank], clip_stages(mesh["pipeline"]), run)
 
 
 STRATEGIES = (

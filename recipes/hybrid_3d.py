@@ -22,7 +22,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import refuse_changed
 from gptscale.recipes.pipeline import PipelineConfig
 from gptscale.recipes.pipeline import shard as schedule_of
-from gptscale.recipes.tensor_parallel import apply_tp
+from gptscale.recipes.tensor_parallel import TensorPlanConfig, apply_tp
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class HybridConfig(PipelineConfig):
+class HybridConfig(PipelineConfig, TensorPlanConfig):
     """Options of the pipeline, and how the ranks beside --tp-size, --cp-size and --pp-size split the batch."""
 
     data_parallel: Literal["fsdp", "ddp"] = "fsdp"
@@ -58,7 +58,7 @@ class HybridConfig(PipelineConfig):
         from gptscale.common.engines.context_parallel import check_cp
         from gptscale.common.engines.tensor_parallel import check_tp
 
-        check_tp(run)
+        check_tp(run, self.tp_plan)
         check_cp(run, self.cp_style)
         if run.pp_size == 1:
             of_stages = [f.name for f in fields(PipelineConfig)]
@@ -99,10 +99,10 @@ def parallelize(part: nn.Module, run: Run, config: HybridConfig, mesh: DeviceMes
     from gptscale.common.settings.families import model_class
 
     if mesh["tp"].size() > 1:
-        apply_tp(part, run.gpt, mesh["tp"])
+        apply_tp(part, run.gpt, mesh["tp"], config.tp_plan)
     if run.batch.dp_size * run.cp_size > 1:
         data = mesh["shard"] if config.data_parallel == "fsdp" else mesh["replicate", "shard"]
-        shard(part, model_class(run.gpt).block, data, DTYPES[run.config.precision])
+        shard(part, getattr(part, "block", None) or model_class(run.gpt).block, data, DTYPES[run.config.precision])
     materialise(part, run, run.world.device)
 
 

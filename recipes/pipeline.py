@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.engines.pipeline.plan import (
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
 
     from gptscale.common.engines.pipeline.engine import PipelineEngine
+    from gptscale.common.engines.pipeline.own_stage import LossOf
     from gptscale.common.settings.run import Run
 
 
@@ -99,6 +101,26 @@ def shard(
     kind: Any = get_schedule_class(schedule)
     multi = issubclass(kind, PipelineScheduleMulti)
     return stages, kind(stages if multi else stages[0], n_microbatches, loss_fn=loss_fn, scale_grads=False)
+
+
+def shard_chain(
+    model: nn.Module,
+    block_class: type[nn.Module],
+    loss_of: LossOf,
+    sample: tuple[Tensor, Tensor],
+    mesh: DeviceMesh,
+    m: int,
+) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor]]:
+    """Return this process's stage of a model whose blocks are a chain, and what runs a batch in m micro-batches by 1F1B.
+
+    loss_of(model, inputs, targets): the mean loss. sample: inputs and targets of a micro-batch. What runs a batch takes both,
+    leaves the gradients in the stages, and returns the mean loss. Raises NoChainError.
+    """
+    from gptscale.common.engines.pipeline.own_stage import ChainStage
+
+    stage = ChainStage(model, block_class, loss_of, sample, mesh)
+    _, schedule = shard({stage.index: stage}, mesh.size(), mesh, "1F1B", m, lambda loss, _: loss / m, stage.shapes)
+    return stage, partial(stage.gradients, schedule)
 
 
 def build(run: Run, config: PipelineConfig) -> PipelineEngine:

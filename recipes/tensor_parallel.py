@@ -15,7 +15,9 @@ Source                 Shoeybi et al. 2019 (arXiv 1909.08053); sequence parallel
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.recipe_config import RecipeConfig
@@ -31,7 +33,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TensorParallelConfig(RecipeConfig):
+class TensorPlanConfig(RecipeConfig):
+    """Base of the options of recipes that cut matrices."""
+
+    tp_plan: Path | None = None
+    """JSON: how modules of your own model are cut, in the words of transformers; default transformers' plan, or inferred."""
+
+    def contents(self) -> dict[str, str]:
+        """Return the hash of the user's own plan."""
+        content = self.tp_plan.read_bytes() if self.tp_plan else b""
+        return {"the content of --tp-plan": hashlib.sha256(content).hexdigest()[:16]} if content else {}
+
+
+@dataclass(frozen=True)
+class TensorParallelConfig(TensorPlanConfig):
     """Options of the tensor-parallel recipe beside the number of ranks, which is --tp-size."""
 
     async_tp: bool = False
@@ -44,7 +59,7 @@ class TensorParallelConfig(RecipeConfig):
         """Raise ConfigError unless tp_size divides what the plan cuts."""
         from gptscale.common.engines.tensor_parallel import check_async_tp, check_tp
 
-        check_tp(run)
+        check_tp(run, self.tp_plan)
         if self.async_tp:
             check_async_tp(run)
 
@@ -87,13 +102,19 @@ def plan_of(config: ModelConfig) -> dict[str, ParallelStyle]:
     return plan
 
 
-def apply_tp(model: nn.Module, gpt: ModelConfig, mesh: DeviceMesh) -> None:
+def apply_tp(model: nn.Module, gpt: ModelConfig, mesh: DeviceMesh, tp_plan: Path | None = None) -> None:
     """Cut the model by its plan, and give it a loss that never sees a whole row of logits."""
-    from gptscale.common.engines.tensor_parallel import VocabParallelCrossEntropy
+    from gptscale.common.engines.tensor_parallel import VocabParallelCrossEntropy, styles_of
+    from gptscale.common.model.tensor_plan import tensor_plan
+    from gptscale.common.settings.own_config import OwnConfig
 
+    if isinstance(gpt, OwnConfig):
+        shard(model, styles_of(model, tensor_plan(gpt, mesh.size(), tp_plan)), mesh)
+        return
     # A stage of a pipeline has some of them.
     own = dict(model.named_children())
-    shard(model, {name: style for name, style in plan_of(gpt).items() if name.split(".")[0] in own}, mesh)
+    plan = {name: style for name, style in plan_of(gpt).items() if name.split(".")[0] in own}
+    shard(model, plan, mesh)
     if getattr(model, "loss", None) is not None:
         model.loss = VocabParallelCrossEntropy(gpt.vocab_size, mesh)
 
@@ -112,7 +133,7 @@ def build(run: Run, config: TensorParallelConfig) -> TorchEngine:
     if config.async_tp:
         enable_async_tp(mesh)
     model = meta_gpt(run)
-    apply_tp(model, run.gpt, mesh)
+    apply_tp(model, run.gpt, mesh, config.tp_plan)
     materialise(model, run, run.world.device)
     optimizer = FusedOptimizer(dict(model.named_parameters()), run.config, shards=dist.group.WORLD)
     return TorchEngine(run, model, optimizer)

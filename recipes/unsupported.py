@@ -126,15 +126,15 @@ UNSUPPORTED = (
 
 
 def takes_any_model(row: Recipe) -> bool:
-    """Return whether a recipe splits the batch alone, and so knows no weight by its name."""
-    return row.axes in ((), ("dp",)) and not has_transformers_model(row)
+    """Return whether a recipe trains a model of one's own: it knows no weight by its name, or finds out what it may cut."""
+    return not has_transformers_model(row) and (row.axes in ((), ("dp",)) or cuts_matrices(row) or has_stages(row))
 
 
 def check(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> None:
     """Raise ConfigError if `recipe` does not work with one of the run's options."""
     if config.is_own and not takes_any_model(RECIPES[recipe]):
-        what = f"{recipe} cuts weights, sequences or stages that it knows by their names in the presets"
-        fix = f"use {names_with(takes_any_model)}, or gptscale fit, which writes a tensor or pipeline program for any model"
+        what = f"{recipe} cuts sequences or weights that it knows by their names in the presets"
+        fix = f"use {names_with(takes_any_model)}"
         raise ConfigError(what, "in --model", fix)
     for pair in UNSUPPORTED:
         value = getattr(config, pair.option)

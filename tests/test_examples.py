@@ -1,5 +1,6 @@
 """The examples run as their docstrings say, and learn something. The commands of the page for students run too."""
 
+import ast
 import os
 import re
 import shlex
@@ -24,6 +25,14 @@ def test_example(example):
     losses = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", ended.stdout)]
     assert len(losses) >= 3
     assert losses[-1] < 0.8 * losses[0]
+
+
+def test_a_strategy_of_the_llama_takes_at_most_15_lines():
+    tree = ast.parse((ROOT / "examples" / "llama.py").read_text())
+    lines = {node.name: node.end_lineno - node.lineno + 1 for node in tree.body if isinstance(node, ast.FunctionDef)}
+    shared = {"pipeline": "clip_stages", "hybrid_3d": "clip_stages"}
+    for name in "ddp fsdp zero fairscale_sdp tensor_parallel context_parallel pipeline hybrid_3d".split():
+        assert lines[name] + lines.get(shared.get(name), 0) <= 15, name
 
 
 def test_the_copy_imports_nothing_of_the_package():

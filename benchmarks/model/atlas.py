@@ -1,4 +1,4 @@
-"""Small models of transformers' architectures, each by every recipe that splits the batch, against one process.
+"""Small models of transformers' architectures, each by the recipes that take any model, against one process.
 
     python -m benchmarks.model.atlas --nproc 2 --csv atlas.csv [--models llama,bloom] [--recipes ddp,fsdp]
 
@@ -26,6 +26,7 @@ from gptscale.common.settings.command_line import parse
 from gptscale.launchers.cli import start
 from gptscale.launchers.run.preflight import why_not_here
 from gptscale.recipes import RECIPES, WORKER_IMPORTS
+from gptscale.recipes.unsupported import takes_any_model
 
 MODELS = (
     "apertus arcee biogpt bitnet bloom codegen cohere cohere2 diffllama ernie4_5 exaone4 falcon falcon_mamba gemma "
@@ -46,8 +47,8 @@ OWN_SIZES: dict[str, dict[str, Any]] = {"gpt_neo": {"attention_types": [[["globa
 OWN_SIZES |= dict.fromkeys(("deepseek_v2", "deepseek_v3"), {"num_key_value_heads": 4})
 OWN_SIZES |= dict.fromkeys(("cohere", "cohere2"), {"logit_scale": 1.0})
 NO_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-# `handout` has a model of its own.
-SPLIT_THE_BATCH = [n for n, r in RECIPES.items() if r.axes == ("dp",) and n != "handout" and not why_not_here(n)]
+TAKE_ANY = [n for n, row in RECIPES.items() if row.axes and takes_any_model(row) and not why_not_here(n)]
+SPLIT_THE_BATCH = [name for name in TAKE_ANY if RECIPES[name].axes == ("dp",)]
 
 
 def small(name: str) -> PretrainedConfig:
@@ -71,7 +72,7 @@ def rows_of(folder: Path, recipes: list[str], nproc: int) -> list[dict[str, obje
         program = Program("gptscale.launchers.cli", tuple(words), imports=tuple(dict.fromkeys(imports)))
         ended = run_captured(program, timeout=900)
         if ended.returncode in (0, 1):
-            found = pd.read_csv(Path(out, "parity.csv")).to_dict("records")
+            found = pd.read_csv(Path(out, "parity.csv"), keep_default_na=False).to_dict("records")
             return [{k: row[k] for k in COLUMNS if k in row} for row in found]
     if len(recipes) == 1:
         # The first line is a rank's, and the last parity's.
@@ -82,7 +83,7 @@ def rows_of(folder: Path, recipes: list[str], nproc: int) -> list[dict[str, obje
     return [row for recipe in recipes for row in rows_of(folder, [recipe], nproc)]
 
 
-COLUMNS = ("model", "recipe", "nproc", "loss", "grad_norm", "weights", "passed", "refused")
+COLUMNS = ("model", "recipe", "options", "nproc", "loss", "grad_norm", "weights", "passed", "refused")
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class AtlasOptions:
 
     def __post_init__(self) -> None:
         parse_names(self.models, MODELS, "architecture", "--models")
-        parse_names(self.recipes, SPLIT_THE_BATCH, "recipe", "--recipes")
+        parse_names(self.recipes, TAKE_ANY, "recipe", "--recipes")
 
 
 def main(argv: Sequence[str]) -> int:

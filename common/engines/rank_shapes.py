@@ -83,7 +83,7 @@ def all_shapes(run: Run, config: RecipeConfig) -> list[tuple[int, ...]]:
 
 def state_formula(run: Run, config: RecipeConfig) -> tuple[str, float] | None:
     """Return a recipe's formula and its bytes, None without one for these options and this optimizer."""
-    formula = config.state_formula(run)
+    formula = "" if run.config.is_own and run.tp_size * run.pp_size > 1 else config.state_formula(run)
     if not formula or run.config.optimizer != "adamw" or run.config.optimizer_state != "fp32":
         return None
     # A factor stands behind a space.

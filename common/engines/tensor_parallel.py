@@ -7,18 +7,22 @@ logit of its target. Gathering the logits would exchange the whole vocabulary in
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, parallel
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.model.loss import IGNORE, linear_cross_entropy
+from gptscale.common.model.tensor_plan import STYLES, tensor_plan
+from gptscale.common.settings.own_config import OwnConfig
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.shape import CUT_DIMS
 
@@ -26,10 +30,15 @@ from gptscale.common.settings.shape import CUT_DIMS
 class VocabParallelEmbedding(ParallelStyle):
     """The style of a table whose rows are cut over the ranks, such as an embedding, or a head whose loss is cut alike.
 
-    Each rank looks up the ids whose rows it has. The results are summed, and each rank keeps its shard of the sequence.
+    Each rank looks up the ids whose rows it has. The results are summed, and each rank keeps its shard of the sequence (is_whole:
+    all of it).
     torch's RowwiseParallel has the same forward, but its backward (torch 2.11) makes the gradient of the whole table on
     every rank.
     """
+
+    def __init__(self, is_whole: bool = False) -> None:
+        super().__init__()
+        self.is_whole = is_whole
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, nn.Embedding | nn.Linear)
@@ -45,7 +54,8 @@ class VocabParallelEmbedding(ParallelStyle):
         is_here = (row >= 0) & (row < table.shape[0])
         embedded = F.embedding(row.clamp(0, table.shape[0] - 1), table) * is_here.unsqueeze(-1)
         summed = DTensor.from_local(embedded, mesh, [Partial()], run_check=False)
-        return summed.redistribute(placements=[Shard(ids.ndim - 1)]).to_local()
+        of_rank = Replicate() if self.is_whole else Shard(ids.ndim - 1)
+        return summed.redistribute(placements=[of_rank]).to_local()
 
 
 class VocabParallelCrossEntropy(nn.Module):
@@ -99,9 +109,14 @@ def vocab_parallel_softmax_and_loss(
     return probs.mul_(counted.unsqueeze(1)), loss
 
 
-def check_tp(run: Run) -> None:
+def check_tp(run: Run, tp_plan: Path | None = None) -> None:
     """Raise ConfigError, naming the sizes that fit, unless tp_size divides heads, table, sequence and each cut of a weight."""
     tp_size, gpt = run.tp_size, run.gpt
+    if isinstance(gpt, OwnConfig):
+        tensor_plan(gpt, tp_size, tp_plan)
+        return
+    if tp_plan is not None:
+        raise ConfigError("presets have a plan of their own", "in --tp-plan", "leave it out")
     cut_sizes = {"n_head": gpt.n_head, "n_kv_head": gpt.n_kv_head, "seq_len": run.seq_len}
     names = {"ids": "the padded vocabulary", "positions": "block_size"}
     for weight in (weight for part in gpt.weights() for weight in part):
@@ -112,6 +127,16 @@ def check_tp(run: Run) -> None:
             fits = [n for n in range(1, gpt.n_head + 1) if all(s % n == 0 for s in cut_sizes.values())]
             fix = f"use one of {fits}"
             raise ConfigError(f"{what} {size} is not divisible by tp_size {tp_size}", "in --tp-size", fix)
+
+
+def styles_of(part: nn.Module, plan: Mapping[str, str]) -> dict[str, ParallelStyle]:
+    """Return the styles for the modules of a plan of one's own that a model, or a stage of it, has."""
+    own = {name for name, module in part.named_modules() if module._parameters}
+    words = {"Replicate": Replicate, **vars(parallel)}
+    styles = {word: eval(text, words) for word, text in STYLES.items()} | {
+        "embedding_rowwise": VocabParallelEmbedding(True)
+    }
+    return {name: styles[style] for name, style in plan.items() if name in own}
 
 
 def check_async_tp(run: Run) -> None:

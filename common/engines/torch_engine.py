@@ -49,6 +49,11 @@ class SteppedEngine(Engine):
         rank, self.shares = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
         self.data_rank, self.data_size = rank // self.run.cp_size, self.shares // self.run.cp_size
 
+    @property
+    def dropout_rank(self) -> int:
+        """Return what dropout is drawn by: the rank, but one of all tensor ranks where each has whole sequences."""
+        return self.run.world.rank // (self.run.tp_size if self.run.config.is_own else 1)
+
     def own_tokens(self, batch: Batch) -> Batch:
         """Return the tokens of a batch that this process has, where several share a sequence."""
         if self.cut_tokens is None:
@@ -131,7 +136,7 @@ class TorchEngine(SteppedEngine):
         """
         self._release_graph_memory()
         progress.at("forward")
-        seed_dropout(self.run.config.seed, batch.step, self.run.world.rank)
+        seed_dropout(self.run.config.seed, batch.step, self.dropout_rank)
         self.model.train()
         batch = self.own_tokens(batch)
         micro_batches = self._micro_batches(batch)

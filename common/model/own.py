@@ -9,10 +9,11 @@ from __future__ import annotations
 import copy
 import hashlib
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -157,6 +158,11 @@ class OwnModel(nn.Module):
             raise refused(self.source, f"returns no loss but {what}", fix)
         return loss
 
+    def tokens(self) -> tuple[Tensor, Tensor]:
+        """Return a few ids and targets that any of its tables has."""
+        ids = torch.arange(16) % min(m.num_embeddings for m in self.modules() if isinstance(m, nn.Embedding))
+        return ids.view(2, 8), ids.flip(0).view(2, 8)
+
     def given(self, name: str) -> Any:
         """Return a vector's values, or a weight in a file, to be read by rows. None: no file has this matrix."""
         if name in self.files:
@@ -182,9 +188,11 @@ class OwnModel(nn.Module):
 
     def set_buffers(self, device: torch.device) -> None:
         """Give the buffers, on `device`, the values that their modules gave them. DeepSpeed casts them."""
-        for name, value in self.config.look().named_buffers(remove_duplicate=False):
+        given = dict(self.config.look().named_buffers(remove_duplicate=False))
+        # A stage has some of them.
+        for name, _ in [*self.named_buffers(remove_duplicate=False)]:
             owner, _, last = name.rpartition(".")
-            self.get_submodule(owner)._buffers[last] = value.to(device, copy=True)
+            self.get_submodule(owner)._buffers[last] = given[name].to(device, copy=True)
 
     def check(self) -> None:
         """Raise ConfigError for weights that strategies cannot hold, cut or train alike, by name."""
@@ -253,7 +261,7 @@ def look(source: str, dropout: float, seed: int) -> OwnModel:
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             torch.manual_seed(seed)
-            model = OwnModel(OwnConfig(1, 1, 1, 1, 1, dropout, source=source))
+            model = OwnModel(OwnConfig(1, 1, 1, 1, 1, dropout, source=source, seed=seed))
         folder = Path(source.removeprefix(HF))
         files = safetensors_in(folder) if source.startswith(HF) and any(folder.glob("*.safetensors*")) else {}
     except ConfigError:
@@ -304,6 +312,37 @@ def try_step(looked: OwnModel, seq_len: int) -> None:
         raise refused(source, f"fails at a step ({type(error).__name__}: {error})", fix) from None
     if idle := [name.removeprefix(PREFIX) for name, p in model.named_parameters() if p.grad is None]:
         raise refused(source, f"does not use {', '.join(idle[:4])}, which would get no gradient", "remove them")
+
+
+def twin_of(looked: OwnModel, plan: Mapping[str, str] = MappingProxyType({})) -> OwnModel:
+    """Return a model with random values and without dropout, of the first blocks alone, if it runs so: one of each kind.
+
+    plan: how modules are cut, by which kinds differ, too. Rows of tables get no gradients, so that it needs less memory.
+    """
+    kinds = [
+        {
+            n.removeprefix(prefix): (p.shape, plan.get(n.rpartition(".")[0]))
+            for n, p in looked.named_parameters()
+            if prefix in n
+        }
+        for prefix in looked.prefixes
+    ]
+    first = max(2, 1 + max(kinds.index(each) for each in kinds))
+    for kept in (first, len(kinds)):
+        twin = copy.deepcopy(looked)
+        del twin.get_submodule(looked.prefixes[0][:-3])[kept:]  # type: ignore[operator]
+        twin.__dict__["blocks"], twin.prefixes = twin.blocks[:kept], looked.prefixes[:kept]
+        twin.to_empty(device=torch.device("cpu")).eval()
+        generator = torch.Generator().manual_seed(0)
+        for p in twin.parameters():
+            # A vector is near one, as a norm has it.
+            p.data.normal_(float(p.dim() == 1), 0.05, generator=generator)
+        for table in (m for m in twin.modules() if isinstance(m, nn.Embedding)):
+            table.weight.requires_grad_(False)
+        with suppress(Exception):
+            twin(*twin.tokens())
+            break
+    return twin
 
 
 @cache

@@ -45,7 +45,7 @@ class FusedOptimizer(Stepper):
         device = next(iter(parameters.values())).device
         super().__init__(device)
         self.parameters, self.group, self.clip = parameters, shards, config.clip_grad_norm
-        self.copies = copies or {}
+        self.copies, self.tp_size = copies or {}, config.tp_size or 1
         self.offloaded = offloaded
         self.device = device
         self.loss_scale = LossScale(config.precision, self.device)
@@ -103,7 +103,10 @@ class FusedOptimizer(Stepper):
                 raise ConfigError(
                     f"{name} got no gradient", "in this step", "use a model in which every weight gets one"
                 )
-            by_replicas.setdefault(replicas(p) * self.copies.get(name, 1), []).append(local(p.grad))
+            # A weight that tensor ranks do not cut is on each of them.
+            is_cut = is_dtensor(p) and "tp" in (p.device_mesh.mesh_dim_names or ())
+            holders = replicas(p) * self.copies.get(name, 1) * (1 if is_cut else self.tp_size)
+            by_replicas.setdefault(holders, []).append(local(p.grad))
         squares = [torch.stack(torch._foreach_norm(g)).float().square().sum() / n for n, g in by_replicas.items()]
         total = torch.stack(squares).sum()
         if self.group is not None:
@@ -196,15 +199,14 @@ def decay_groups(
     weight_decay: float,
     shape_of: Callable[[nn.Parameter], Sequence[int]] = lambda parameter: parameter.shape,
 ) -> list[dict[str, Any]]:
-    """Sort parameters into the two groups of every optimizer here: matrices decay, vectors (norms, biases) do not.
+    """Sort parameters into the groups of every optimizer: matrices decay, vectors do not, and no group is of two meshes.
 
     shape_of: returns the shape of a parameter, for a library whose parameters do not have it in `shape`.
     """
-    matrices: list[nn.Parameter] = []
-    vectors: list[nn.Parameter] = []
+    matrices: dict[Any, list[nn.Parameter]] = {None: []}
+    vectors: dict[Any, list[nn.Parameter]] = {None: []}
     for p in parameters:
-        if len(shape_of(p)) > 1:
-            matrices.append(p)
-        else:
-            vectors.append(p)
-    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        kind = matrices if len(shape_of(p)) > 1 else vectors
+        kind.setdefault(p.device_mesh if is_dtensor(p) else None, []).append(p)
+    groups = [{"params": group, "weight_decay": weight_decay} for group in matrices.values()]
+    return groups + [{"params": group, "weight_decay": 0.0} for group in vectors.values()]

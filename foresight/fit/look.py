@@ -20,11 +20,9 @@ from typing import Any
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.user_code import user_function
-from gptscale.foresight.fit.splits import STYLES
 from gptscale.foresight.fit.subject import Subject
 
 SOURCE_MOST = 2**20
-OF_ENDS = ("embedding_rowwise", "colwise_gather_output")
 # How many samples are tried, and the words that call a model with its batch.
 SAMPLES = 2
 # By how much a loss differs from another of the same values, and from one of other values.
@@ -81,6 +79,7 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
     import torch
     from torch.utils._pytree import tree_leaves
 
+    from gptscale.common.model.tensor_plan import plan_of_transformers
     from gptscale.foresight.fit.twin import blocks_of, moved, on_meta, two_blocks, widen
     from gptscale.foresight.mock_cuda import on_path
     from gptscale.foresight.prove import no_cuda
@@ -196,7 +195,7 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
         renewed,
         sum(sizes),
         max(sizes),
-        _plan_of(whole),
+        plan_of_transformers(whole),
         chain,
         no_chain,
     )
@@ -242,29 +241,39 @@ def _chain_of(
     """Return where stages cut a model, or why they cannot. of_whole: a batch of the whole one, if that is wider than its twin."""
     from torch.utils._pytree import tree_map
 
-    from gptscale.foresight.fit.chain import NoChainError, chain_of, hidden_of
+    from gptscale.common.model.chain import NoChainError, chain_of
 
     try:
         found = chain_of(twin, lambda: _called(twin, inputs, call_words), (*blocks, "")[0])
         found |= {"small": found["hidden"], "count": len(whole.get_submodule(found["blocks"]))}
         if of_whole is not None:
             of_whole = tree_map(lambda value: value.to("meta") if hasattr(value, "to") else value, of_whole)
-            found["hidden"] = hidden_of(whole.to("meta"), lambda: _called(whole, of_whole, call_words), found["blocks"])
+            found["hidden"] = _hidden_of(
+                whole.to("meta"), lambda: _called(whole, of_whole, call_words), found["blocks"]
+            )
     except NoChainError as error:
         return {}, str(error)
     return found, ""
 
 
-def _plan_of(model: Any) -> dict[str, str]:
-    """Return how a model says that tensor ranks cut it (tp_plan), empty if it does not, or in a way that is not written."""
-    plan = dict(getattr(model, "tp_plan", None) or {})
-    if not plan or not {*plan.values()} <= STYLES.keys():
-        return {}
-    ends: list[Any] = [getattr(model, f"get_{name}_embeddings", lambda: None)() for name in ("input", "output")]
-    if all(ends) and ends[0].weight is ends[1].weight:
-        # A matrix with two uses stays whole.
-        return {name: style for name, style in plan.items() if style not in OF_ENDS}
-    return plan
+def _hidden_of(model: Any, call: Callable[[], Any], path: str) -> list[int]:
+    """Return the shape that a sample has between the blocks of a model on the meta device. Raises NoChainError."""
+    from gptscale.common.model.chain import NoChainError
+
+    found, why = list[int](), "it calls no block"
+
+    def begun(module: Any, args: Any) -> None:
+        found.extend(args[0].shape[1:])
+        raise NoChainError("")
+
+    model.get_submodule(f"{path}.0").register_forward_pre_hook(begun)
+    try:
+        call()
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+    if not found:
+        raise NoChainError(f"what its blocks take has no known shape ({why})"[:200])
+    return found
 
 
 def _is_in(path: Path, folder: Path) -> bool:

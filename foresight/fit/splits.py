@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from inspect import getsource
 
+from gptscale.common.model.chain import Sent, keep_stage
 from gptscale.foresight.fit.template import MICROS
 
 # What most splits have in the places of the template.
@@ -88,15 +90,6 @@ ZERO = {
     "check_env": ', "DS_ACCELERATOR": "cpu"',
 }
 
-# The ways in which a module is cut over tensor ranks, by the words of transformers.
-STYLES = {
-    "colwise": "ColwiseParallel()",
-    "rowwise": "RowwiseParallel()",
-    "embedding_rowwise": "RowwiseParallel(input_layouts=Replicate())",
-    "colwise_gather_output": "ColwiseParallel(output_layouts=Replicate())",
-    # A norm of each head, on (batch, sequence, heads, size): it sees the heads of its rank.
-    "replicated_with_grad_allreduce": "SequenceParallel(sequence_dim=2, use_local_output=True)",
-}
 # A norm of each group of weights, of which each has one mesh.
 NORM = (
     'grads = [[p.grad for p in group["params"] if p.grad is not None] for group in optimizer.param_groups]\n'
@@ -146,39 +139,23 @@ ALONE = TENSOR | {
 }
 DATA = f'{DTYPE}shard_data(model, {BLOCK_CLASS}, mesh["data"], dtype)'
 
-# The blocks of other stages pass on what this one received, or end the forward with what it gives.
-STAGE = '''\
-class Sent(Exception):
-    """The end of a stage that is not the last, with what it sends to the next."""
+STAGE = f'''\
+{getsource(Sent).replace("  # noqa: N818 (it is no error)", "")}
 
+{getsource(keep_stage)}
 
 class Stage(nn.Module):
-    """A stage of a model. It calls the whole forward, in which the other stages' modules are empty.
-
-    Those before it give what it received. The first one behind it ends the forward.
-    """
+    """A stage of a model. It calls the whole forward, in which the other stages' modules are empty."""
 
     def __init__(self, module: nn.Module, index: int, o: argparse.Namespace) -> None:
         super().__init__()
         self.module, self.index, self.o, self.step = module, index, o, 0
-        blocks = list(module.get_submodule(BLOCKS).children())
-        first, end = len(blocks) * index // STAGES, len(blocks) * (index + 1) // STAGES
-        before = [module.get_submodule(name) for name in BEFORE] * (index > 0) + blocks[:first]
-        behind = blocks[end:] + [module.get_submodule(name) for name in BEHIND] * (index < STAGES - 1)
-        for other, forward in [(m, self.receive) for m in before] + [(m, self.send) for m in behind]:
-            other._modules, other._parameters, other._buffers, other.forward = {}, {}, {}, forward
-
-    def receive(self, *_: Any, **__: Any) -> Tensor:
-        """Return what the stage before has sent."""
-        return self.received
-
-    def send(self, hidden: Tensor, *_: Any, **__: Any) -> None:
-        """End the forward."""
-        raise Sent(hidden)
+        ends = [len(module.get_submodule(CHAIN["blocks"])) * i // STAGES for i in (index, index + 1)]
+        keep_stage(module, CHAIN, range(*ends), index == STAGES - 1)
 
     def forward(self, received: Tensor, number: Tensor) -> Tensor:
         """Return what the next stage gets, or the loss, of the micro-batch of a number."""
-        self.received = received
+        self.module.received = received
         try:
             return loss_of(self.module, self.o, self.step, int(number)).float()
         except Sent as sent:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from gptscale.common.model.tensor_plan import STYLES
 from gptscale.foresight.fit.python_text import Words, as_python
-from gptscale.foresight.fit.splits import BLOCK_CLASS, BLOCK_CLASSES, DTYPE, ENDS, OF_ENDS, SHARED, STYLES, TWIN, Split
+from gptscale.foresight.fit.splits import BLOCK_CLASS, BLOCK_CLASSES, DTYPE, ENDS, OF_ENDS, SHARED, TWIN, Split
 from gptscale.foresight.fit.subject import Subject
 from gptscale.foresight.fit.template import CHECK, PROGRAM, START
 from gptscale.foresight.fit.twin import moved, touch, widen
@@ -110,8 +111,9 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
     is_shallow = bool(subject.block) and subject.is_shallow
     option = 'parser.add_argument("--check", action="store_true")'
     if split.stages > 1:
-        names = {"BLOCKS": "blocks", "BEFORE": "before", "BEHIND": "after", "HIDDEN": "hidden", "TIED": "tied"}
-        constants = {name: subject.chain[key] for name, key in names.items() if subject.chain[key] or key != "tied"}
+        chain = {key: subject.chain[key] for key in ("blocks", "before", "after")}
+        constants = {"CHAIN": chain, "HIDDEN": subject.chain["hidden"]}
+        constants |= {"TIED": subject.chain["tied"]} if subject.chain["tied"] else {}
         lines = [f"{name} = {as_python(value)}" for name, value in constants.items()]
         own["constants"] = "\n".join([own["constants"], *lines])
         if subject.chain["tied"]:

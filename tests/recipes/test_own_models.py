@@ -1,6 +1,7 @@
 """Models of one's own: transformers' by their config, and a module in a file, against one process and against mistakes."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -8,11 +9,12 @@ import transformers
 from worlds import assert_same_state, ok, rows, steps
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.model.tensor_plan import tensor_plan
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.cli import main
 from gptscale.recipes import unsupported
 
-SIZES = {"vocab_size": 257, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES = {"vocab_size": 258, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"max_position_embeddings": 128, "bos_token_id": None, "eos_token_id": None}
 CONFIGS = {
     "llama": transformers.LlamaConfig(**SIZES, intermediate_size=128, num_key_value_heads=2, tie_word_embeddings=True),
@@ -45,6 +47,16 @@ class Mine(nn.Module):
             x = block(x)
         return nn.functional.cross_entropy(self.head(x).flatten(0, 1), targets.flatten(), reduction="sum")
 """
+MIXING = """
+class Mixing(Block):
+    def forward(self, x):
+        return x + self.out(torch.softmax(self.mix(self.norm(x)), -1))
+
+def mixing():
+    m = Mine()
+    m.stack = nn.ModuleList(Mixing() for _ in range(3))
+    return m
+"""
 MISTAKES = {
     "raise ValueError('no\\nluck')": "cannot be built (ValueError: no luck)",
     "return 3": "returns int",
@@ -63,19 +75,42 @@ MISTAKES = {
 @pytest.fixture
 def models(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
     for name, config in CONFIGS.items():
         config.save_pretrained(name)
-    (tmp_path / "mine.py").write_text(f"{MINE}\ndef build():\n    return Mine()\n")
+    transformers.LlamaConfig(**LLAMA | {"num_hidden_layers": 4}).save_pretrained("deep")
+    (tmp_path / "mine.py").write_text(f"{MINE}\ndef build():\n    return Mine()\n{MIXING}")
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", [*(f"hf:{name}" for name in CONFIGS), "mine.py:build"])
 def test_a_model_of_ones_own_is_trained_as_by_one_process(model, models, tmp_path):
-    recipes = "ddp" if model == "hf:opt" else "ddp,fsdp,zero3,fairscale_sdp"
-    words = ["--model", model, "--recipes", recipes, "--optimizers", "sgd", "--steps", 4]
+    recipes = {"hf:opt": "ddp,pipeline", "hf:llama": "fsdp,zero3,fairscale_sdp,pipeline"}.get(model, "ddp,fsdp,zero3")
+    words = ["--model", model, "--recipes", f"{recipes},tensor_parallel", "--optimizers", "sgd", "--steps", 4]
     ok("parity", *words, "--seq-len", 32, "--out", tmp_path, timeout=880)
     figures = [float(row[k]) for row in rows(tmp_path / "parity.csv") for k in ("loss", "grad_norm", "weights")]
     assert max(figures) <= 1e-5
+
+
+@pytest.mark.timeout(600)
+def test_three_axes_train_it_as_one_process(models, tmp_path):
+    work = [
+        "--model",
+        "hf:llama",
+        "--seq-len",
+        32,
+        "--steps",
+        3,
+        "--no-verdict",
+        "--global-batch-size",
+        16,
+        "--out",
+        tmp_path,
+    ]
+    ok("run", "single", *work, "--run-name", "one")
+    ok("run", "hybrid_3d", "--nproc", 4, "--tp-size", 2, "--pp-size", 2, *work, "--run-name", "four")
+    one, four = (steps(tmp_path / "runs" / name)[["loss", "grad_norm"]] for name in ("one", "four"))
+    assert ((one - four).abs() / one).max().max() <= 1e-5
 
 
 @pytest.mark.timeout(600)
@@ -135,7 +170,51 @@ def test_a_config_that_cannot_be_trained_is_one_line(said, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("recipe", ["tensor_parallel", "pipeline", "hybrid_3d", "context_parallel", "handout"])
+PLANS = {
+    "late": {"stack.2.mix": "colwise"},
+    "lost": {"stack.*.nothing": "colwise"},
+    "half": {"stack.*.mix": "colwise"},
+    "odd": {"stack.*.norm": "colwise"},
+}
+NO_SPLITS = {
+    "num_key_value_heads 2 is not divisible by 4": "tensor_parallel hf:llama --nproc 4",
+    "use a tp_size that divides it": "hybrid_3d hf:llama --nproc 8 --tp-size 4",
+    "names stack.*.nothing, which is no module": "tensor_parallel mine.py:build --nproc 2 --tp-plan lost.json",
+    "fails with RuntimeError": "tensor_parallel mine.py:build --nproc 2 --tp-plan half.json",
+    "cannot be multiplied": "tensor_parallel mine.py:build --nproc 2 --tp-plan late.json",
+    "is a LayerNorm, and colwise cuts a nn.Linear": "tensor_parallel mine.py:build --nproc 2 --tp-plan odd.json",
+    "is no plan: it cannot be read": "tensor_parallel mine.py:build --nproc 2 --tp-plan none.json",
+    "presets have a plan of their own": "tensor_parallel tiny --nproc 2 --tp-plan lost.json",
+    "with nothing between that mixes them": "tensor_parallel mine.py:mixing --nproc 2",
+    "its blocks are not called once": "pipeline mine.py:build --nproc 2",
+    "ties a weight of them": "pipeline hf:deep --nproc 2 --schedule ZBVZeroBubble",
+    "2 blocks are too few": "pipeline hf:llama --nproc 4",
+    "ranks share a sequence of presets alone": "hybrid_3d hf:llama --nproc 2 --cp-size 2",
+}
+
+
+@pytest.mark.parametrize("said", NO_SPLITS)
+def test_what_cannot_be_cut_is_one_line_and_leaves_nothing(said, models, tmp_path, capsys):
+    for name, plan in PLANS.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(plan))
+    recipe, model, *words = NO_SPLITS[said].split()
+    assert main(["run", recipe, "--model", model, *words, "--seq-len", "32", "--device", "cpu", "--out", "out"]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_products_between_which_nothing_mixes_are_cut(models):
+    config = RunConfig(model="mine.py:build").gpt()
+    exact = {f"own.stack.{i}.{name}": how for i in range(3) for name, how in (("mix", "colwise"), ("out", "rowwise"))}
+    assert tensor_plan(config, 2, None) == exact
+    cut = tensor_plan(RunConfig(model="hf:mixtral").gpt(), 2, None)
+    assert "own.model.layers.1.self_attn.o_proj" in cut
+    assert not any("experts" in name for name in cut)
+
+
+@pytest.mark.parametrize("recipe", ["context_parallel", "handout"])
 def test_recipes_that_know_weights_by_name_and_plan_refuse_it(recipe, models):
     assert main(["plan", "--model", "hf:llama"]) == 2
     with pytest.raises(ConfigError, match="that it knows by their names"):

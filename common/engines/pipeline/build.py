@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gptscale.common.engines.pipeline.engine import PipelineEngine, PipelineLoss, TimedStage
+from gptscale.common.engines.pipeline.own_stage import OwnStage, own_chain
 from gptscale.common.engines.pipeline.plan import V_SHAPED, PipelineOptions, stage_indices, stage_sizes
 from gptscale.common.model.build import meta_gpt
 from gptscale.common.model.gpt import Decoder
 from gptscale.common.optim.fused import FusedOptimizer
+from gptscale.common.settings.own_config import OwnConfig
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.shape import TABLE
 
@@ -78,6 +80,10 @@ def parts_of(run: Run, options: PipelineOptions, pp_rank: int) -> dict[int, nn.M
     """Return this process's stages by index, on the meta device, so that no process ever has the rest of the model."""
     sizes = stage_sizes(run, options)
     indices = stage_indices(options.schedule, pp_rank, run.pp_size, len(sizes))
+    if isinstance(run.gpt, OwnConfig):
+        ends, chain = [sum(sizes[: i + 1]) for i in range(len(sizes))], own_chain(run.gpt)
+        blocks = {i: range(ends[i] - sizes[i], ends[i]) for i in indices}
+        return {i: OwnStage(meta_gpt(run), chain, part, i == len(sizes) - 1) for i, part in blocks.items()}  # type: ignore[arg-type]
     return dict(zip(indices, stages_of(meta_gpt(run), sizes, indices), strict=True))
 
 
@@ -87,10 +93,13 @@ def shapes_of(run: Run, n_stages: int, activation: torch.dtype) -> Callable[[int
     They are ids at the first stage, the summed loss behind the last, and activations of type `activation` elsewhere. Ranks
     that share a sequence, and tensor ranks, pass on their part of it.
     """
-    micro_batch, seq_len, tp_size = run.batch.micro_batch_size, run.rank_seq_len, run.tp_size
-    ids = torch.empty(micro_batch, seq_len, dtype=torch.int64, device="meta")
+    micro_batch, seq_len, of_token = run.batch.micro_batch_size, run.rank_seq_len // run.tp_size, [run.gpt.n_embd]
+    if isinstance(run.gpt, OwnConfig):
+        # Its sequences are whole.
+        seq_len, of_token, activation = run.seq_len, own_chain(run.gpt)["hidden"][1:], torch.float32
+    ids = torch.empty(micro_batch, run.rank_seq_len, dtype=torch.int64, device="meta")
     # Since 2.14 torch expects gradients of those alone that require them.
-    activations = ids.new_empty(micro_batch, seq_len // tp_size, run.gpt.n_embd, dtype=activation, requires_grad=True)
+    activations = ids.new_empty(micro_batch, seq_len, *of_token, dtype=activation, requires_grad=True)
     total = torch.empty((), device="meta", requires_grad=True)
     return lambda index: (ids if index == 0 else activations, total if index == n_stages - 1 else activations)
 
@@ -112,11 +121,11 @@ def pipeline_engine(
     """
     parameters = {name: p for part in parts.values() for name, p in part.named_parameters()}
     # A V ends on the process where it begins, so the table is there only once.
-    shares_table = run.gpt.is_tied and options.schedule not in V_SHAPED
-    both_ends = tied_embedding_group(mesh) if shares_table else None
-    copies = {TABLE: 2} if both_ends else None
+    table = (own_chain(run.gpt)["tied"] or [""])[0] if isinstance(run.gpt, OwnConfig) else TABLE * run.gpt.is_tied
+    both_ends = tied_embedding_group(mesh) if table and options.schedule not in V_SHAPED else None
+    copies = {table: 2} if both_ends else None
     optimizer = FusedOptimizer(parameters, run.config, shards=dist.group.WORLD, copies=copies)
-    tied = (parameters[TABLE], both_ends) if both_ends else None
+    tied = (parameters[table], both_ends) if both_ends else None
     stages, schedule = stages_and_schedule
     pipeline = mesh["pp"].get_group()
     return PipelineEngine(run, stages, schedule, loss, optimizer, pipeline=pipeline, data=data, cut=cut, tied=tied)

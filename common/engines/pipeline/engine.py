@@ -120,7 +120,7 @@ class PipelineEngine(SteppedEngine):
     def train_step(self, batch: Batch, lr: float) -> StepResult:
         """Do one optimizer step on this pipeline's share of a global batch."""
         progress.at("forward")
-        seed_dropout(self.run.config.seed, batch.step, self.run.world.rank)
+        seed_dropout(self.run.config.seed, batch.step, self.dropout_rank)
         batch = self.own_tokens(batch)
         n_targets = (batch.targets != IGNORE).sum()
         if self.group is not None:
@@ -150,7 +150,7 @@ class PipelineEngine(SteppedEngine):
         for inputs, targets in zip(batch.inputs.split(size), batch.targets.split(size), strict=True):
             x = inputs
             for stage in self.stages:
-                x = self._forward(stage, x, targets)
+                x = self._forward(stage, x, targets, *[inputs] * self.run.config.is_own)
         dist.all_reduce(self.loss.total, group=self.pipeline)
         n_targets = (batch.targets != IGNORE).sum()
         return self.gather(self.loss.total)().sum() / self.gather(n_targets)().sum()
@@ -167,24 +167,26 @@ class PipelineEngine(SteppedEngine):
             stage.submod.train()
         self.loss.total = torch.zeros((), device=batch.inputs.device)
         inputs = (batch.inputs,) if self.has_first else ()
-        targets: Any = {"target": batch.targets, "targets": batch.targets} if self.has_last else {}
+        given: dict[str, Any] = {"target": batch.targets, "targets": batch.targets} if self.has_last else {}
+        given |= {"ids": batch.inputs} if self.run.config.is_own else {}
         with autocast(self.run.config.precision, batch.inputs.device):
-            self.schedule.step(*inputs, **targets, return_outputs=False)
+            self.schedule.step(*inputs, **given, return_outputs=False)
         # Only the process of the last stage has added to it. This gives the sum to the others.
         dist.all_reduce(self.loss.total, group=self.pipeline)
         return self.loss.total
 
-    def _forward(self, stage: TimedStage, x: Tensor, targets: Tensor) -> Tensor:
+    def _forward(self, stage: TimedStage, x: Tensor, *others: Tensor) -> Tensor:
         """Run the forward of one stage for one micro-batch.
 
-        x: the output of the stage before if this process has that stage; otherwise it is received from its process.
+        others: targets, and what else the stage takes. x: the output of the stage before if this process has that stage;
+        otherwise it is received from its process.
         """
         rank_before, rank_after = (stage.stage_index_to_group_rank.get(stage.stage_index + d) for d in (-1, 1))
         if rank_before not in (None, stage.group_rank):
             x = torch.empty_like(stage.example, device=x.device)
             dist.recv(x, group=self.pipeline, group_src=rank_before)
         with autocast(self.run.config.precision, x.device):
-            y: Tensor = stage.submod(x, targets)
+            y: Tensor = stage.submod(x, *others)
         if stage.is_last:
             self.loss.total += y
         elif rank_after != stage.group_rank:

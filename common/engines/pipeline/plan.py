@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from gptscale.common.errors import ConfigError
@@ -128,6 +129,8 @@ def check_stages(run: Run, options: PipelineOptions) -> None:
         fix = f"use at most {most}" if most else f"use --n-layer {n_stages - 1} or more"
         raise ConfigError(what, "in --pp-size", fix)
     stage_sizes(run, options)
+    if run.config.is_own:
+        import_module("gptscale.common.engines.pipeline.own_stage").check_chain(run.gpt, schedule)
     n_microbatches, sequences = run.batch.grad_accum_steps, run.batch.sequences_per_rank
     if not fits(schedule, n_microbatches, pp_size, n_stages):
         fitting = [m for m in range(1, 8 * n_stages + 1) if fits(schedule, m, pp_size, n_stages)]

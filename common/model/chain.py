@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -93,22 +93,25 @@ def chain_of(model: nn.Module, call: Callable[[], Any], block: str) -> dict[str,
     }
 
 
-def hidden_of(model: nn.Module, call: Callable[[], Any], path: str) -> list[int]:
-    """Return the shape that a sample has between the blocks of a model on the meta device. Raises NoChainError."""
-    found, why = list[int](), "it calls no block"
+class Sent(Exception):  # noqa: N818 (it is no error)
+    """The end of a stage that is not the last, with what it sends to the next."""
 
-    def begun(module: nn.Module, args: Any) -> None:
-        found.extend(args[0].shape[1:])
-        raise NoChainError("")
 
-    model.get_submodule(f"{path}.0").register_forward_pre_hook(begun)
-    try:
-        call()
-    except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-    if not found:
-        raise NoChainError(f"what its blocks take has no known shape ({why})"[:200])
-    return found
+def keep_stage(model: nn.Module, chain: Mapping[str, Any], blocks: range, is_last: bool) -> None:
+    """Empty the modules of other stages: those before give `model.received`, the first one behind ends the forward with Sent."""
+
+    def receive(*_: Any, **__: Any) -> Any:
+        return model.received
+
+    def send(hidden: Tensor, *_: Any, **__: Any) -> None:
+        raise Sent(hidden)
+
+    listed = [*model.get_submodule(chain["blocks"]).children()]
+    before = [model.get_submodule(name) for name in chain["before"]] * (blocks.start > 0) + listed[: blocks.start]
+    behind = listed[blocks.stop :] + [model.get_submodule(name) for name in chain["after"]] * (not is_last)
+    for other, forward in [(m, receive) for m in before] + [(m, send) for m in behind]:
+        other._modules, other._parameters, other._buffers, other.forward = {}, {}, {}, forward
+        other.__class__ = nn.Identity
 
 
 def _list_of(model: nn.Module, block: str) -> tuple[str, list[nn.Module]]:

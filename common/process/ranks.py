@@ -21,8 +21,8 @@ from gptscale.common.process.program import Program
 from gptscale.common.process.shared_memory import HEARTBEATS, RENDEZVOUS, memory_file
 from gptscale.common.process.warm_parent import Process, start_process
 
-# seconds between SIGTERM and SIGKILL for peers of a dead rank
-GRACE_S = 5.0
+# seconds between SIGTERM and SIGKILL for peers of a dead rank, each of which first says whom it misses
+GRACE_S = 15.0
 # seconds that a run has to save after it was asked to stop
 PREEMPTION_GRACE_S = 30.0
 POLL_S = 0.02

@@ -152,14 +152,16 @@ class RollCall:
         return None
 
     def _outcome(self, limit_s: float) -> dict[str, str] | Refusal | None:
-        self._store.wait([OUTCOME], timedelta(seconds=limit_s))
-        outcome = self._entry(OUTCOME)
-        if outcome is not None and threading.current_thread() is threading.main_thread():
-            # A launcher ends the others by SIGTERM when one refused rank has ended. Each says why first, and ends by itself.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        # Only now: rank 0 may end, and the store with it, when all have read.
-        self._store.add(READ, 1)
-        return outcome
+        try:
+            self._store.wait([OUTCOME], timedelta(seconds=limit_s))
+            outcome = self._entry(OUTCOME)
+            if outcome is not None and threading.current_thread() is threading.main_thread():
+                # A launcher ends the others by SIGTERM when one refused rank has ended. Each says why first, and ends by itself.
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            return outcome
+        finally:
+            # Only now: rank 0 may end, and the store with it, when all have read, or have waited for rank 0 in vain.
+            self._store.add(READ, 1)
 
     def _put(self, key: str, entry: object) -> None:
         self._store.set(key, json.dumps(entry))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pandas as pd
 import pytest
 import torch.distributed as dist
 import vision_runs
+from ports import next_port
 from vision_runs import asked_to_stop, harmed, table
 from worlds import ok
 
@@ -40,8 +40,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def run(tmp_path: Path, name: str, **options: Any) -> RunOutcome:
     if "MASTER_PORT" in os.environ:
         # The store of a world that has ended keeps its port until this process ends.
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+        os.environ["MASTER_PORT"] = str(next_port())
     return vision_runs.run(tmp_path, name, **options)
 
 

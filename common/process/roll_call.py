@@ -134,18 +134,19 @@ class RollCall:
 
     def _judge(self, timeout_s: float) -> Refusal | None:
         """Wait for all ranks, as rank 0, and return why they may not go on. The first that was refused ends the wait."""
-        deadline, facts = time.monotonic() + timeout_s, dict[int, Any]()
+        deadline, facts, missing = time.monotonic() + timeout_s, dict[int, Any](), [*range(self.world_size)]
         try:
-            while missing := [rank for rank in range(self.world_size) if rank not in facts]:
+            while missing:
                 for rank in missing:
                     if self._store.check([f"rank {rank}"]):
                         facts[rank] = self._entry(f"rank {rank}") or {}
                         if isinstance(facts[rank], Refusal):
                             return Refusal(*facts[rank])
-                if time.monotonic() > deadline and len(facts) < self.world_size:
+                missing = [rank for rank in missing if rank not in facts]
+                if missing and time.monotonic() > deadline:
                     what = f"rank {_listed(missing)} did not come within {timeout_s:g} s"
                     raise PeerError(what, WHERE, "look for its own message")
-                time.sleep(POLL_S if len(facts) < self.world_size else 0.0)
+                time.sleep(POLL_S if missing else 0.0)
             check_same_on_ranks([facts[rank] for rank in range(self.world_size)])
         except (ConfigError, PeerError) as error:
             return Refusal.of(error)

@@ -42,7 +42,7 @@ def test_parity_with_one_process(nproc, optimizers, n_steps, n_layer, tmp_path):
 def test_parity_of_another_family(model, optimizer, tmp_path):
     """Compare a model of Llama's family: rotary positions and shared keys, a head of its own or tied, normed queries or not."""
     names = [name for name in (*HERE_TOO, *ELSEWHERE) if name != "handout" and not why_not_here(name)]
-    words = [*f"--model {model} --optimizers {optimizer} --steps 4 --seq-len 32 --n-layer 2 --out".split(), tmp_path]
+    words = [*f"--model {model} --optimizers {optimizer} --steps 4 --seq-len 32 --n-layer 4 --out".split(), tmp_path]
     ok("parity", "--recipes", ",".join(names), *words, timeout=1480)
     assert {row["passed"] for row in rows(tmp_path / "parity.csv")} == {"True"}
 

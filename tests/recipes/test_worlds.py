@@ -11,7 +11,7 @@ import time
 
 import psutil
 import pytest
-from machines import has_sigterm
+from machines import has_sigterm, suspend
 from worlds import ENVIRONMENT, Started, assert_same_state, command, deviation, ok, ranks, rows, steps
 
 from gptscale.common.checkpoint.reader import Reader, step_folders
@@ -216,11 +216,12 @@ def test_a_rank_that_stands_still_for_a_while_is_named_and_changes_nothing(tmp_p
 def test_a_stop_saves_and_exits_75(tmp_path, number):
     """A lost terminal sends SIGHUP to the launcher and to every rank at once. Ranks that stand meanwhile hear all at once too."""
     launcher, processes = begun(tmp_path)
-    for process in processes if number == signal.SIGHUP else []:
-        process.suspend()
+    told = processes if number == signal.SIGHUP else []
+    suspend(told)
+    for process in told:
         process.send_signal(number)
     launcher.process.send_signal(number)
-    for process in processes if number == signal.SIGHUP else []:
+    for process in told:
         launcher.wait_for(functools.partial(has_sigterm, process))
         process.resume()
     assert launcher.ended()[0] == 75

@@ -137,6 +137,13 @@ def wait_until_held(*machines: Machine) -> psutil.Process:
     )
 
 
+def suspend(ranks: Sequence[psutil.Process]) -> None:
+    """Stop processes, and return when they stand. Until then SIGTERM, whose number is lower, would be taken before SIGSTOP."""
+    for rank in ranks:
+        rank.suspend()
+    wait_for(lambda: all(map(_stands, ranks)), "the ranks to stand")
+
+
 def _stands(rank: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return rank.status() == psutil.STATUS_STOPPED
@@ -148,8 +155,7 @@ def paused(*machines: Machine) -> Iterator[list[psutil.Process]]:
     """Stop the ranks on some machines while the body runs."""
     ranks = [rank for machine in machines for rank in machine.ranks()]
     assert len(ranks) >= len(machines)
-    for rank in ranks:
-        rank.suspend()
+    suspend(ranks)
     try:
         yield ranks
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import socket
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from made_up_clock import Clock
+from ports import next_port
 
 from gptscale.common.process.mock import is_mock, simulating
 from gptscale.launchers.cli import main
@@ -142,10 +142,8 @@ def clock() -> Clock:
 
 @pytest.fixture
 def free_port() -> int:
-    """A port that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on."""
+    return next_port()
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,6 @@ OUT_OF_MEMORY_SIGNS = (
     "CUBLAS_STATUS_NOT_INITIALIZED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-
 # Gloo's messages for a connection that a peer closed, and for one that gloo closed itself when a wait took too long. The second
 # has no word of gloo where another collective had been waiting on the same connection.
 MISSED_PEER_SIGNS = ("gloo", "Connection closed by peer", "Application timeout caused pair closure")

@@ -15,18 +15,17 @@ import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
-from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, cannot_start
+from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, PeerError, cannot_start
 from gptscale.common.process.begin import hang_up_ends, whole_lines
 from gptscale.common.process.program import Program
 from gptscale.common.process.shared_memory import HEARTBEATS, RENDEZVOUS, memory_file
 from gptscale.common.process.warm_parent import Process, start_process
 
-# seconds between SIGTERM and SIGKILL for peers of a dead rank
-GRACE_S = 5.0
+# seconds between SIGTERM and SIGKILL for peers of a dead rank, each of which first says whom it misses
+GRACE_S = 15.0
 # seconds that a run has to save after it was asked to stop
 PREEMPTION_GRACE_S = 30.0
 POLL_S = 0.02
-PEER_EXIT_STATUS = 7
 
 
 def launch(program: Program, nproc: int, *, environment: Mapping[str, str] | None = None, fork: bool = True) -> int:
@@ -90,7 +89,7 @@ def _watch(ranks: Sequence[Process], heartbeats: str, requests: Sequence[tuple[s
         if failed and not requests:
             _end(ranks, GRACE_S)
             # One with an error of its own comes before one that missed a peer.
-            return _explain(*min(failed, key=lambda pair: (pair[1] == PEER_EXIT_STATUS, pair[0])), heartbeats)
+            return _explain(*min(failed, key=lambda pair: (pair[1] == PeerError.exit_status, pair[0])), heartbeats)
         if all(code is not None for code in codes):
             if requests and any(code == -requests[0][0] for _, code in failed):
                 fix = "start it again, with --resume if it had saved before"
@@ -99,7 +98,7 @@ def _watch(ranks: Sequence[Process], heartbeats: str, requests: Sequence[tuple[s
             return max((_status(code) for code in codes if code is not None), default=0)
         if requests and time.monotonic() - requests[0][1] > PREEMPTION_GRACE_S:
             _end(ranks, 0.0)
-            return PEER_EXIT_STATUS
+            return PeerError.exit_status
         time.sleep(POLL_S)
 
 
@@ -115,7 +114,7 @@ def _explain(rank: int, code: int, heartbeats: str) -> int:
 
 
 def _status(code: int) -> int:
-    return INTERRUPTED_EXIT_STATUS if code == -signal.SIGINT else PEER_EXIT_STATUS if code < 0 else code
+    return INTERRUPTED_EXIT_STATUS if code == -signal.SIGINT else PeerError.exit_status if code < 0 else code
 
 
 def _signal(ranks: Sequence[Process], number: signal.Signals) -> None:

@@ -134,32 +134,35 @@ class RollCall:
 
     def _judge(self, timeout_s: float) -> Refusal | None:
         """Wait for all ranks, as rank 0, and return why they may not go on. The first that was refused ends the wait."""
-        deadline, facts = time.monotonic() + timeout_s, dict[int, Any]()
+        deadline, facts, missing = time.monotonic() + timeout_s, dict[int, Any](), [*range(self.world_size)]
         try:
-            while missing := [rank for rank in range(self.world_size) if rank not in facts]:
+            while missing:
                 for rank in missing:
                     if self._store.check([f"rank {rank}"]):
                         facts[rank] = self._entry(f"rank {rank}") or {}
                         if isinstance(facts[rank], Refusal):
                             return Refusal(*facts[rank])
-                if time.monotonic() > deadline and len(facts) < self.world_size:
+                missing = [rank for rank in missing if rank not in facts]
+                if missing and time.monotonic() > deadline:
                     what = f"rank {_listed(missing)} did not come within {timeout_s:g} s"
                     raise PeerError(what, WHERE, "look for its own message")
-                time.sleep(POLL_S if len(facts) < self.world_size else 0.0)
+                time.sleep(POLL_S if missing else 0.0)
             check_same_on_ranks([facts[rank] for rank in range(self.world_size)])
         except (ConfigError, PeerError) as error:
             return Refusal.of(error)
         return None
 
     def _outcome(self, limit_s: float) -> dict[str, str] | Refusal | None:
-        self._store.wait([OUTCOME], timedelta(seconds=limit_s))
-        outcome = self._entry(OUTCOME)
-        if outcome is not None and threading.current_thread() is threading.main_thread():
-            # A launcher ends the others by SIGTERM when one refused rank has ended. Each says why first, and ends by itself.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        # Only now: rank 0 may end, and the store with it, when all have read.
-        self._store.add(READ, 1)
-        return outcome
+        try:
+            self._store.wait([OUTCOME], timedelta(seconds=limit_s))
+            outcome = self._entry(OUTCOME)
+            if outcome is not None and threading.current_thread() is threading.main_thread():
+                # A launcher ends the others by SIGTERM when one refused rank has ended. Each says why first, and ends by itself.
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            return outcome
+        finally:
+            # Only now: rank 0 may end, and the store with it, when all have read, or have waited for rank 0 in vain.
+            self._store.add(READ, 1)
 
     def _put(self, key: str, entry: object) -> None:
         self._store.set(key, json.dumps(entry))

@@ -71,8 +71,8 @@ def test_a_worker_that_fails_is_heard(module, capfd):
 
 
 def test_a_worker_that_hangs_is_heard_too(module, monkeypatch, capfd):
-    monkeypatch.setattr(worker, "LIMIT_S", 2.0)
+    monkeypatch.setattr(worker, "LIMIT_S", 15.0)
     code = "print('compiling', file=sys.stderr, flush=True); time.sleep(60)"
-    with pytest.raises(GptscaleError, match="c took more than 2 s"):
+    with pytest.raises(GptscaleError, match="c took more than 15 s"):
         run_worker(module(code), {"contender": "c"})
     assert capfd.readouterr().err == "compiling\n"

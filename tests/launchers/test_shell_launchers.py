@@ -52,11 +52,10 @@ def test_misuse_is_told(words):
 
 
 @pytest.mark.slow
-def test_two_nodes_on_one_machine(tmp_path):
+def test_two_nodes_on_one_machine(tmp_path, free_port):
     """Two torchruns of one process each meet at an endpoint and train together."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    port = 20000 + os.getpid() % 20000
-    command = ["bash", LAUNCHERS / "multinode.sh", "--nodes", "2", "--endpoint", f"localhost:{port}", "--nproc", "1", "ddp",
+    command = ["bash", LAUNCHERS / "multinode.sh", "--nodes", "2", "--endpoint", f"localhost:{free_port}", "--nproc", "1", "ddp",
                "--steps", "2", "--data", "synthetic", "--out", tmp_path, "--device", "cpu"]  # fmt: skip
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
     nodes = [

@@ -3,6 +3,7 @@
 Starting a world costs most, so that each test asserts all that a world shows.
 """
 
+import functools
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import time
 
 import psutil
 import pytest
+from machines import has_sigterm, suspend
 from worlds import ENVIRONMENT, Started, assert_same_state, command, deviation, ok, ranks, rows, steps
 
 from gptscale.common.checkpoint.reader import Reader, step_folders
@@ -25,7 +27,9 @@ SAVED |= {"fairscale_sdp": 2, "accelerate_fsdp": 2, "lightning_fabric": 2}
 SAVED |= {"tensor_parallel": 2, "context_parallel": 4, "pipeline": 2, "hybrid_3d": 4}
 # Four ranks are dp 2 x tp 2, or dp 2 x cp 2, where a ring would have no dropout.
 MESH = {"hybrid_3d": ["--tp-size", "2"], "context_parallel": ["--cp-size", "2", "--cp-style", "ulysses"]}
-LONG = ["--steps", "8", "--save-every", "4", "--dropout", "0.1", "--data", "synthetic", "--seq-len", "32"]
+# As many blocks as a pipeline of two stages needs.
+SMALL = ["--n-layer", "2"]
+LONG = [*SMALL, "--steps", "8", "--save-every", "4", "--dropout", "0.1", "--data", "synthetic", "--seq-len", "32"]
 
 
 def here(recipes):
@@ -83,12 +87,12 @@ SOME = ("single", "fsdp", "zero2", "zero3", "zero_infinity", "hybrid_3d", "pipel
 def test_state_moves_between_recipes_and_world_sizes_without_a_changed_bit(recipe, nproc, saved, tmp_path):
     names = here(SAVED if (recipe, nproc) in FROM_ALL else SOME)
     sources = [saved / name / "checkpoints" / "step-4" for name in names]
-    ranks("world_reload.py", nproc, recipe, tmp_path, *sources, *MESH.get(recipe, []))
+    ranks("world_reload.py", nproc, recipe, tmp_path, *sources, *SMALL, *MESH.get(recipe, []))
     for source in sources:
         assert_same_state(tmp_path / source.parents[1].name / "step-4", source)
 
 
-SHORT = ["--seq-len", "32"]
+SHORT = [*SMALL, "--seq-len", "32"]
 # So wide that weights too are swapped to disk, of whatever number of blocks.
 WIDE = ["--n-embd", "512", "--n-layer", "2", "--global-batch-size", "4", "--seq-len", "16"]
 
@@ -143,7 +147,7 @@ def test_nan_or_inf_on_one_rank_stops_all_before_the_optimizer(sick, recipe, tmp
 
 def begun(out, recipe="ddp", *options):
     """Start a run on two ranks that would last minutes, and return it once it has saved, with its ranks' processes."""
-    words = ["--nproc", 2, "--steps", 100000, "--save-every", 5, "--out", out, "--run-name", "long", *options]
+    words = ["--nproc", 2, *SMALL, "--steps", 100000, "--save-every", 5, "--out", out, "--run-name", "long", *options]
     launcher = Started(command("run", recipe, *words))
     launcher.wait_for(lambda: step_folders(out / "runs" / "long" / "checkpoints"))
     return launcher, launcher.ranks()
@@ -168,7 +172,7 @@ def test_a_killed_rank_ends_all_leaves_a_row_and_the_run_resumes(recipe, victim,
     (row,) = rows(tmp_path / "summary.csv")
     assert (row["status"], row["run_id"]) == ("failed", "long")
     last = Reader(step_folders(tmp_path / "runs" / "long" / "checkpoints")[0]).verify().step
-    words = ["--steps", last + 3, "--save-every", 5, "--out", tmp_path, "--run-name", "long", "--resume"]
+    words = [*SMALL, "--steps", last + 3, "--save-every", 5, "--out", tmp_path, "--run-name", "long", "--resume"]
     ok("run", recipe, "--nproc", 2, *words)
     assert list(steps(tmp_path / "runs" / "long").index) == list(range(1, last + 4))
 
@@ -176,14 +180,14 @@ def test_a_killed_rank_ends_all_leaves_a_row_and_the_run_resumes(recipe, victim,
 @pytest.mark.promise("P12 | SIGSTOP for longer than the timeout | the others name the rank, 7, it is killed")
 @pytest.mark.parametrize("recipe", ["ddp", "fsdp"])
 def test_a_stopped_rank_is_named_when_the_others_have_waited_long_enough(recipe, tmp_path):
-    launcher, processes = begun(tmp_path, recipe, "--dist-timeout-s", 4)
+    launcher, processes = begun(tmp_path, recipe, "--dist-timeout-s", 15)
     began = time.monotonic()
     processes[1].suspend()
     status, _, err = launcher.ended()
     assert status == 7, err
-    assert time.monotonic() - began < 4 + 60
+    assert time.monotonic() - began < 15 + 60
     assert re.search(
-        r"rank 0: rank 1 died or fell silent .*, last seen ([4-9]|\d\d) s ago at step \d+ in \w+, while rank 0", err
+        r"rank 0: rank 1 died or fell silent .*, last seen \d\d s ago at step \d+ in \w+, while rank 0", err
     )
     assert psutil.wait_procs(processes, timeout=400)[1] == []
     (row,) = rows(tmp_path / "summary.csv")
@@ -195,21 +199,11 @@ def test_a_stopped_rank_is_named_when_the_others_have_waited_long_enough(recipe,
     "it was waiting for others when it was stopped"
 )
 @pytest.mark.promise("P17")
-def test_a_rank_that_stands_still_for_a_while_is_named_and_changes_nothing(tmp_path):
-    words = ["--nproc", 2, "--steps", 60, "--data", "synthetic", "--no-verdict", "--out", tmp_path]
-    run = Started(command("run", "ddp", *words, "--run-name", "paused"))
-    log = tmp_path / "runs" / "paused" / "steps.csv"
-    # A rank that waited for the other when it was stopped has lost none of its own work. So it is stopped three times.
-    for n_steps in (8, 20, 32):
-        run.wait_for(lambda n=n_steps: log.exists() and log.read_text().count("\n") > n)
-        rank = run.ranks()[1]
-        rank.suspend()
-        time.sleep(8)
-        rank.resume()
-    status, _, err = run.ended()
-    assert status == 0
-    assert "rank 1 is slow" in err
-    ok("run", "ddp", *words, "--run-name", "even")
+def test_a_rank_that_stands_still_for_a_while_is_named_and_changes_nothing(tmp_path, capfd):
+    words = [*SMALL, "--steps", 48, "--data", "synthetic", "--no-verdict", "--device", "cpu", "--out", tmp_path]
+    ranks("world_faulty.py", 2, "stopped", "ddp", *words, "--run-name", "paused")
+    assert "rank 1 is slow" in capfd.readouterr().err
+    ok("run", "ddp", "--nproc", 2, *words, "--run-name", "even")
     figures = ["tokens", "loss", "grad_norm", "lr"]
     assert steps(tmp_path / "runs" / "paused")[figures].equals(steps(tmp_path / "runs" / "even")[figures])
 
@@ -220,11 +214,16 @@ def test_a_rank_that_stands_still_for_a_while_is_named_and_changes_nothing(tmp_p
 )
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_saves_and_exits_75(tmp_path, number):
-    """A lost terminal sends SIGHUP to the launcher, to its warm parent and to every rank."""
+    """A lost terminal sends SIGHUP to the launcher and to every rank at once. Ranks that stand meanwhile hear all at once too."""
     launcher, processes = begun(tmp_path)
-    for process in processes if number == signal.SIGHUP else []:
+    told = processes if number == signal.SIGHUP else []
+    suspend(told)
+    for process in told:
         process.send_signal(number)
     launcher.process.send_signal(number)
+    for process in told:
+        launcher.wait_for(functools.partial(has_sigterm, process))
+        process.resume()
     assert launcher.ended()[0] == 75
     assert psutil.wait_procs(processes, timeout=400)[1] == []
     done = steps(tmp_path / "runs" / "long").index[-1]
@@ -246,7 +245,7 @@ def test_a_corrupt_checkpoint_falls_back_to_the_one_before(saved, tmp_path):
     assert_same_state(newest, saved / "single" / "checkpoints" / "step-8")
 
 
-@pytest.mark.parametrize("module", [["ddp"], ["zero", "--stage", "3"], ["fabric"]])
+@pytest.mark.parametrize("module", [["zero", "--stage", "3"], ["fabric"]])
 def test_torchrun_by_hand(module, tmp_path):
     name, *options = module
     words = ["--model", "tiny", "--steps", "3", "--out", str(tmp_path)]
@@ -262,7 +261,7 @@ def test_torchrun_by_hand(module, tmp_path):
 
 def test_offload_is_in_the_row(tmp_path):
     """Check the columns of bytes, bandwidth and waiting, which are empty where nothing is offloaded."""
-    work = ["--nproc", 2, "--steps", 6, "--n-embd", 256, *SHORT, "--out", tmp_path]
+    work = ["--nproc", 2, "--steps", 6, "--n-embd", 256, "--seq-len", 32, "--out", tmp_path]
     for recipe in ("ddp", "fsdp_offload", "zero_offload", "zero_infinity"):
         if not why_not_here(recipe):
             ok("run", recipe, *work)

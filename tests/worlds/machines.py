@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +20,7 @@ import pytest
 from gptscale.common.process.fork_server import die_with_parent
 
 NETWORK = "10.77.0."
+HELD = Path(__file__).with_name("held")
 SLURM = ("slurmctld", "slurmd", "munged", "sbatch")
 # Variables of a job or of an earlier world would change the run.
 FOREIGN = ("SLURM", "MASTER_", "RANK", "LOCAL_", "WORLD_SIZE", "TORCHELASTIC", "GPTSCALE_START", "PYTEST")
@@ -120,13 +122,40 @@ class Machine:
         return own | {"OMP_NUM_THREADS": "1", "PATH": self.path, **variables}
 
 
+def held(folder: Path, *tails: str) -> dict[str, str]:
+    """Return variables with which rank 0 stops itself, once each, before it opens or renames files whose paths end so."""
+    return {
+        "PYTHONPATH": f"{HELD}:{os.environ.get('PYTHONPATH', '')}",
+        "GPTSCALE_TEST_HELD": ":".join([str(folder), *tails]),
+    }
+
+
+def wait_until_held(*machines: Machine) -> psutil.Process:
+    """Return the rank on some machines that has stopped itself, once it has."""
+    return wait_for(
+        lambda: next(filter(_stands, chain(*(m.ranks() for m in machines))), None), "the rank that stops itself"
+    )
+
+
+def suspend(ranks: Sequence[psutil.Process]) -> None:
+    """Stop processes, and return when they stand. Until then SIGTERM, whose number is lower, would be taken before SIGSTOP."""
+    for rank in ranks:
+        rank.suspend()
+    wait_for(lambda: all(map(_stands, ranks)), "the ranks to stand")
+
+
+def _stands(rank: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return rank.status() == psutil.STATUS_STOPPED
+    return False
+
+
 @contextmanager
 def paused(*machines: Machine) -> Iterator[list[psutil.Process]]:
     """Stop the ranks on some machines while the body runs."""
     ranks = [rank for machine in machines for rank in machine.ranks()]
     assert len(ranks) >= len(machines)
-    for rank in ranks:
-        rank.suspend()
+    suspend(ranks)
     try:
         yield ranks
     finally:
@@ -139,10 +168,11 @@ def standing_still(*machines: Machine) -> Iterator[None]:
     """Stop the ranks on some machines while the body runs, and until each has been sent SIGTERM, which waits for it."""
     with paused(*machines) as ranks:
         yield
-        wait_for(lambda: all(map(_has_sigterm, ranks)), "SIGTERM to the ranks")
+        wait_for(lambda: all(map(has_sigterm, ranks)), "SIGTERM to the ranks")
 
 
-def _has_sigterm(process: psutil.Process) -> bool:
+def has_sigterm(process: psutil.Process) -> bool:
+    """Return whether SIGTERM waits for a process that stands still."""
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     (pending,) = (line.split()[1] for line in lines if line.startswith("ShdPnd"))
     return bool(int(pending, 16) >> (signal.SIGTERM - 1) & 1)

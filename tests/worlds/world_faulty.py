@@ -7,6 +7,7 @@ import functools
 import importlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -58,10 +59,10 @@ def killed_in(module, function, rank):
         setattr(functools.reduce(getattr, owners, importlib.import_module(module)), name, killed)
 
 
-def killed_at(part):
-    """Kill rank 1 where a part of its step 5 begins: forward, backward, optimizer or saving."""
-    if RANK == "1":
-        before(Progress, "at", lambda self, now, *_: killed() if now == part and self.step >= 5 else None)
+def killed_at(part, rank="1", step="5"):
+    """Kill a rank where a part of a step begins: forward, backward, optimizer or saving."""
+    if rank == RANK:
+        before(Progress, "at", lambda self, now, *_: killed() if now == part and self.step >= int(step) else None)
 
 
 def flipped(name):
@@ -79,7 +80,20 @@ def flipped(name):
 def slow():
     """Let rank 1 sleep in each block's forward."""
     if RANK == "1":
-        before(gpt.Block, "forward", lambda *_: time.sleep(0.4))
+        before(gpt.Block, "forward", lambda *_: time.sleep(1))
+
+
+def stopped():
+    """Stop rank 1 for 8 s in its own work, in the steps 24 and 40, which are compared with the other rank's apart."""
+    code = "until grep -q 'T (stopped)' /proc/$0/status; do sleep 0.1; done; sleep 8; kill -CONT $0"
+
+    def stop(self, part, *_):
+        if part == "data" and self.step in (24, 40):
+            subprocess.Popen(["sh", "-c", code, str(os.getpid())])
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    if RANK == "1":
+        before(Progress, "at", stop)
 
 
 def slow_reader():

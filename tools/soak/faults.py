@@ -53,7 +53,7 @@ class Fault:
     strike: Callable[[Attempt, Scene], None]
     damage: Callable[[Path, Random], None] | None = None
     early: tuple[int, ...] = ()
-    limit_s: float = 15.0
+    limit_s: float = 45.0
     peers: bool = False
     fills: bool = False
     short_timeout: bool = False
@@ -173,18 +173,18 @@ FAULTS = {
         Fault("kill all ranks", (PEER,), ANY, kill_all_ranks),
         Fault("kill the launcher", (-signal.SIGKILL,), ("launch", *ANY), kill_launcher),
         Fault("kill before the row", (-signal.SIGKILL,), ("last",), kill_launcher),
-        Fault("SIGTERM", (PREEMPTED,), ("launch", *ANY), terminate, early=STARTING, limit_s=30.0),
-        Fault("SIGTERM to a rank", (PREEMPTED,), ANY, terminate_rank, early=STARTING, limit_s=30.0),
-        Fault("SIGTERM twice", (PREEMPTED, PEER, -signal.SIGTERM), LATER, terminate_twice, limit_s=30.0),
-        Fault("Ctrl-C", (INTERRUPTED_EXIT_STATUS,), ANY, interrupt, limit_s=30.0),
+        Fault("SIGTERM", (PREEMPTED,), ("launch", *ANY), terminate, early=STARTING),
+        Fault("SIGTERM to a rank", (PREEMPTED,), ANY, terminate_rank, early=STARTING),
+        Fault("SIGTERM twice", (PREEMPTED, PEER, -signal.SIGTERM), LATER, terminate_twice),
+        Fault("Ctrl-C", (INTERRUPTED_EXIT_STATUS,), ANY, interrupt),
         Fault("freeze a rank", (PEER,), LATER, freeze, peers=True, short_timeout=True),
-        Fault("pause a rank", (PREEMPTED,), LATER, pause, limit_s=30.0),
-        Fault("full disk", (FULL,), LATER, fill_disk, limit_s=30.0, fills=True),
+        Fault("pause a rank", (PREEMPTED,), LATER, pause),
+        Fault("full disk", (FULL,), LATER, fill_disk, fills=True),
         # Three missed saves end a run, and they may be over before the disk is free again.
-        Fault("full disk for a while", (PREEMPTED, FULL), LATER, fill_disk_briefly, limit_s=30.0, fills=True),
-        Fault("flipped bit", (PREEMPTED,), ("step",), terminate, damage.flip_in_newest, limit_s=30.0),
-        Fault("cut file", (PREEMPTED,), ("step",), terminate, damage.cut_in_newest, limit_s=30.0),
-        Fault("missing file", (PREEMPTED,), ("step",), terminate, damage.remove_in_newest, limit_s=30.0),
-        Fault("all damaged", (BAD,), ("step",), terminate, damage.flip_in_all, limit_s=30.0),
+        Fault("full disk for a while", (PREEMPTED, FULL), LATER, fill_disk_briefly, fills=True),
+        Fault("flipped bit", (PREEMPTED,), ("step",), terminate, damage.flip_in_newest),
+        Fault("cut file", (PREEMPTED,), ("step",), terminate, damage.cut_in_newest),
+        Fault("missing file", (PREEMPTED,), ("step",), terminate, damage.remove_in_newest),
+        Fault("all damaged", (BAD,), ("step",), terminate, damage.flip_in_all),
     )
 }

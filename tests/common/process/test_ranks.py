@@ -118,7 +118,7 @@ def test_lines_of_ranks_that_print_at_once_stay_whole(start, unbuffered):
 def test_local_ranks_meet_without_a_port_and_no_other_user_opens_it(start):
     """A byte to the port of torch's store held every run for ever, and nobody has to prove anything to write there."""
     paths = 'os.environ["GPTSCALE_RENDEZVOUS"], os.environ["GPTSCALE_HEARTBEATS"]'
-    code = f"[open(path, 'r+b') for path in ({paths})]; print({paths}, flush=True); time.sleep(60)"
+    code = f"[open(path, 'r+b') for path in ({paths})]; print({paths}, flush=True); time.sleep(600)"
     launcher = start(code)
     first, second = (launcher.stdout.readline().split() for _ in range(2))
     assert first == second
@@ -165,8 +165,10 @@ def test_a_request_to_stop_while_ranks_start_is_one_line(start, number, expected
     code = "from gptscale.common.process.begin import begin_process; begin_process(); print('up', flush=True); time.sleep(600)"
     launcher = start(code)
     assert [launcher.stdout.readline() for _ in range(2)] == ["up\n"] * 2
+    # By the time that it has passed the signal on, it may have ended.
+    ranks = launcher.ranks()
     launcher.process.send_signal(number)
-    for rank in launcher.ranks():
+    for rank in ranks:
         with contextlib.suppress(psutil.NoSuchProcess):
             rank.send_signal(number)
     status, _, err = launcher.ended()

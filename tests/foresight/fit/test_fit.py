@@ -138,13 +138,19 @@ def test_stacks_a_scalar_a_recurrent_layer_and_what_is_for_the_loss_alone(folder
     assert (renewing.least, renewing.is_mean, renewing.renewed[:35]) == (1, True, "renews head.parametrizations.weight")
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_programs_are_clean(tmp_path, subject, recompute):
+    for name in (*NAMES, "single"):
+        written(tmp_path, subject, name, recompute)
+    for words in (["check", "--select", "E,F,B,UP"], ["format", "--diff"]):
+        command = [sys.executable, "-m", "ruff", *words, "--isolated", "--line-length", "130", tmp_path]
+        assert subprocess.run(command, timeout=300).returncode == 0
+
+
 @pytest.mark.parametrize("name", [*NAMES, "single"])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_a_program_is_clean_and_is_the_recipe(folder, subject, name, recompute):
+def test_a_program_is_the_recipe(folder, subject, name, recompute):
     file = written(folder, subject, name, recompute)
-    for words in (["check", "--select", "E,F,B,UP"], ["format", "--diff"]):
-        command = [sys.executable, "-m", "ruff", *words, "--isolated", "--line-length", "130", file]
-        assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
     imported = {getattr(node, "module", "") or "" for node in ast.walk(ast.parse(file.read_text()))}
     assert not any(module.startswith("gptscale") for module in imported)
     if name != "single":
@@ -171,7 +177,7 @@ def test_a_program_computes_what_one_process_computes_and_resumes_to_the_bit(fol
     shutil.rmtree(saved / "4")
     assert losses(run(file, ranks, "--save", str(saved), "--save-every", "2")) == together[2:]
     # Started by torchrun, which one rank alone calls, or already as ranks.
-    printed = run(file, 1 if name in ("ddp", "zero1", "pipeline 2 x fsdp") else ranks, "--check")
+    printed = run(file, 1 if name in ("ddp", "zero1") else ranks, "--check")
     assert printed.count(": right, gradients deviate by at most ") == ranks
 
 
@@ -241,7 +247,7 @@ def test_what_comes_nearest_says_what_it_lacks():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fsdp", "zero2", "zero2 offload", "tensor 2 x fsdp"])
+@pytest.mark.parametrize("name", ["fsdp", "zero2 offload", "tensor 2 x fsdp"])
 def test_simulate_of_a_program_says_the_peak_of_the_table(folder, monkeypatch, name):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PYTHONPATH", str(folder))

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from machines import wait_for
+from machines import held, wait_until_held
 from slurm_jobs import TINY, log_of, steps, submit
 from worlds import ok, rows
 
@@ -28,27 +28,19 @@ def submit_sweep(capsys, *words):
     return re.search(r"follow +squeue --jobs (\d+),(\d+)", capsys.readouterr().out).groups()
 
 
-def kill_rank_0(slurm, name):
-    """Kill rank 0 of a run as soon as the run has begun, and so before its 50 steps are over."""
-
-    def ranks_0():
-        of_nodes = [rank for node in slurm.nodes for rank in slurm.machines[node].ranks()]
-        return [r for r in of_nodes if r.environ()["RANK"] == "0" and any(name in word for word in r.cmdline())]
-
-    (rank,) = wait_for(ranks_0, f"rank 0 of {name}")
-    wait_for(Path("out/runs", name, "run.json").exists, f"the start of {name}")
-    rank.kill()
-
-
-def test_two_nodes_compute_what_one_machine_computes(slurm, capsys):
+def test_two_nodes_compute_what_one_machine_computes(slurm, capsys, monkeypatch, tmp_path):
     """Two recipes by jobs of their own, the others by a sweep, of which one task fails and leaves its row all the same."""
     recipes = ",".join(["ddp", "single", *SWEPT])
     words = ["--nodes", 2, *WORK, "out", "--time", 10]
+    for variable, value in held(tmp_path, "/s-ddp-0/steps.csv").items():
+        monkeypatch.setenv(variable, value)
     array, comparison = submit_sweep(capsys, "--recipes", recipes, *words, PLAIN, "--run-name", "s")
     jobs = {
         recipe: submit(capsys, recipe, *words, *own, "--run-name", f"own-{recipe}") for recipe, own in SUBMITTED.items()
     }
-    kill_rank_0(slurm, "s-ddp-0")
+    # The run has begun, and its 50 steps are not over.
+    wait_until_held(*(slurm.machines[name] for name in slurm.nodes)).kill()
+    assert Path("out/runs/s-ddp-0/run.json").exists()
     for recipe in (*SUBMITTED, *SWEPT):
         ok("run", recipe, "--nproc", 2, *WORK, "one", *SUBMITTED.get(recipe, [PLAIN]))
     assert slurm.wait_for_end(comparison)["JobState"] == "COMPLETED"

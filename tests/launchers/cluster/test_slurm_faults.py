@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from machines import paused, standing_still, wait_for
+from machines import held, paused, standing_still, wait_for, wait_until_held
 from slurm_jobs import TINY, log_of, rows, steps, submit
 from worlds import Started, command
 
@@ -35,6 +35,14 @@ def unbroken(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def held_at_step_100(monkeypatch, tmp_path):
+    """Each run stands just before its second checkpoint gets its name, until the test lets it go on."""
+    names = ("late", "preempted", "r", "second", "first")
+    for variable, value in held(tmp_path, *(f"/{name}/checkpoints/step-100" for name in names)).items():
+        monkeypatch.setenv(variable, value)
+
+
 def submitted(slurm, capsys, name, nodes, *words):
     """Submit the run on two nodes, and return the number of its job."""
     wait_for(lambda: slurm.is_idle(*nodes), "the nodes")
@@ -42,8 +50,11 @@ def submitted(slurm, capsys, name, nodes, *words):
     return submit(capsys, "ddp", "--nodes", 2, f"--exclude={others}", *LONG, "--run-name", name, *words)
 
 
-def wait_for_checkpoint(name):
-    wait_for(Path("out/runs", name, "checkpoints/step-50").exists, f"the first checkpoint of {name}")
+def with_a_checkpoint(slurm, nodes):
+    """Return the machines of a run when it stands after its first checkpoint."""
+    of_run = [slurm.machines[name] for name in nodes]
+    wait_until_held(*of_run)
+    return of_run
 
 
 def start_again(slurm, job, *changes):
@@ -68,12 +79,11 @@ def test_a_warned_job_goes_on_by_itself_with_the_same_bits(slurm, capsys, unbrok
     """One is warned because it is preempted, the other, which saves behind its steps, because its time is nearly up."""
     # Slurm looks at time limits every 30 s. A warning long before the end leaves a slow machine time.
     late = submitted(slurm, capsys, "late", RIGHT, "--time", 60, "--signal=B:TERM@600", "--save-async")
-    wait_for_checkpoint("late")
-    with standing_still(*(slurm.machines[name] for name in RIGHT)):
+    with standing_still(*with_a_checkpoint(slurm, RIGHT)):
         slurm.ok("scontrol", "update", f"JobId={late}", "TimeLimit=10")
         preempted = submitted(slurm, capsys, "preempted", LEFT)
-        wait_for_checkpoint("preempted")
-        slurm.ok("scancel", "--batch", "--signal=TERM", preempted)
+        with standing_still(*with_a_checkpoint(slurm, LEFT)):
+            slurm.ok("scancel", "--batch", "--signal=TERM", preempted)
         start_again(slurm, preempted)
     start_again(slurm, late, "TimeLimit=60")
     for job, name in ((preempted, "preempted"), (late, "late")):
@@ -86,7 +96,8 @@ def test_a_warned_job_goes_on_by_itself_with_the_same_bits(slurm, capsys, unbrok
 
 def test_a_job_that_is_cancelled_saves_and_stays_cancelled(slurm, capsys):
     job = submitted(slurm, capsys, "r", LEFT)
-    wait_for_checkpoint("r")
+    with_a_checkpoint(slurm, LEFT)
+    # Slurm lets the ranks go on before it sends them SIGTERM.
     slurm.ok("scancel", job)
     assert slurm.wait_for_end(job)["JobState"] == "CANCELLED", log_of(job)
     assert "back into the queue" not in log_of(job)
@@ -104,9 +115,8 @@ def test_a_node_that_dies_is_done_without(slurm, capsys, unbroken):
     """One job loses its second node, the other its first, which has rank 0 and the script that sbatch was given."""
     both = {"second": LEFT, "first": RIGHT}
     jobs = {name: submitted(slurm, capsys, name, nodes, "--min-nodes", 1) for name, nodes in both.items()}
-    wait_for_checkpoint("second")
-    with paused(*(slurm.machines[name] for name in LEFT)):
-        wait_for_checkpoint("first")
+    with paused(*with_a_checkpoint(slurm, LEFT)):
+        with_a_checkpoint(slurm, RIGHT)
         slurm.machines["n3"].die()
         began = time.monotonic()
         wait_for(lambda: not slurm.machines["n4"].ranks(), "the end of the other rank")

@@ -60,7 +60,7 @@ PROGRAMS = {
     # The ranks end before it does: their status must not be lost.
     "scancel": 'kill -TERM "$(cat ranks)"; sleep 0.5',
     "scontrol": '[[ $1 == show ]] && echo node || echo "$@" >> requeued',
-    "srun": 'trap "exit 75" TERM; echo $$ > ranks; while :; do sleep 0.1; done',
+    "srun": 'trap "exit 75" TERM; echo $$ > new; mv new ranks; while :; do sleep 0.1; done',
 }
 
 

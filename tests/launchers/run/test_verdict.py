@@ -32,7 +32,8 @@ def test_a_run_leaves_the_same_bits_with_a_verdict_and_without(recipe, tmp_path)
     assert "verdict" not in without
     assert not (tmp_path / "runs/without/verdict.json").exists()
     assert "  verdict " in with_one.stdout
-    assert with_one.stderr == ""
+    # Beside other tests one rank may get less of the processors than the other.
+    assert [line for line in with_one.stderr.splitlines() if " is slow: " not in line] == []
     verdict = read_verdict(tmp_path / "runs/with")
     assert [row["bound_by"] for row in rows(tmp_path / "summary.csv")] == ["", verdict.bound_by]
     assert len(verdict.ranks) == 2

@@ -1,12 +1,12 @@
 """Tests of runs by Lightning's Trainer: they compute, stop and resume as our loop does."""
 
 import os
-import socket
 
 import pandas as pd
 import pytest
 import torch.distributed as dist
 import vision_runs
+from ports import next_port
 from vision_runs import asked_to_stop, harmed, table
 from worlds import ok
 
@@ -34,8 +34,7 @@ def alone(monkeypatch):
 def run(tmp_path, name, **options):
     if "MASTER_PORT" in os.environ:
         # The store of a world that has ended keeps its port until this process ends.
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+        os.environ["MASTER_PORT"] = str(next_port())
     return vision_runs.run(tmp_path, name, **options)
 
 

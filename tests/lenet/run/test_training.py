@@ -4,7 +4,6 @@ import errno
 import json
 import re
 import signal
-import time
 
 import pandas as pd
 import psutil
@@ -14,11 +13,10 @@ from vision_runs import LONG, asked_to_stop, assert_same_end, harmed, run, table
 from worlds import Started, command, ok, ranks, rows
 
 from gptscale.common.checkpoint.reader import step_folders
-from gptscale.common.process.program import Program
 from gptscale.foresight.verdict.files import read_verdict
 from gptscale.launchers.cli import main
 from gptscale.lenet.run.columns import LENET, read_summary
-from gptscale.lenet.run.config import RUN_IMPORTS, VisionConfig, option_words
+from gptscale.lenet.run.config import VisionConfig, option_words
 from gptscale.lenet.run.engine import VisionEngine
 
 
@@ -92,15 +90,8 @@ def test_a_killed_run_continues_bit_identically(tmp_path, idx_folder):
     options = {**LONG, "data": str(idx_folder)}
     whole = run(tmp_path, "whole", **options)
     config = VisionConfig(out=tmp_path, run_name="killed", device="cpu", tensorboard=False, **options)
-    program = Program("gptscale.lenet.run.worker", tuple(option_words(config)), imports=RUN_IMPORTS)
-    victim = Started(program)
-    folder = tmp_path / "runs" / "killed" / "checkpoints"
-    deadline = time.monotonic() + 300
-    while not step_folders(folder) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    victim.process.send_signal(signal.SIGKILL)
-    assert victim.ended()[0] == -signal.SIGKILL
-    assert step_folders(folder)[0].name in ("step-6", "step-12")
+    ranks("world_faulty.py", 1, "killed_at,forward,0,10", "lenet", *option_words(config), status=7)
+    assert step_folders(tmp_path / "runs" / "killed" / "checkpoints")[0].name == "step-6"
     resumed = run(tmp_path, "killed", resume="auto", **options)
     assert resumed.exit_status == 0
     assert_same_end(whole.folder, resumed.folder)

@@ -111,8 +111,8 @@ def apply_tp(model: nn.Module, gpt: ModelConfig, mesh: DeviceMesh, tp_plan: Path
     if isinstance(gpt, OwnConfig):
         shard(model, styles_of(model, tensor_plan(gpt, mesh.size(), tp_plan)), mesh)
         return
-    # A stage of a pipeline has some of them.
-    own = dict(model.named_children())
+    # A stage of a pipeline has some of them, and the last may have no block.
+    own = {name.split(".")[0] for name, _ in model.named_parameters()}
     plan = {name: style for name, style in plan_of(gpt).items() if name.split(".")[0] in own}
     shard(model, plan, mesh)
     if getattr(model, "loss", None) is not None:

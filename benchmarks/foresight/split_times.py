@@ -165,8 +165,7 @@ def report(frame: pd.DataFrame, name: str) -> None:
     good, behind, pairs, right = 0, [], 0, 0
     kept = [rows for _, rows in frame.groupby("group") if len(rows) > 1]
     for rows in kept:
-        best, chosen = rows.loc[rows.measured_s.idxmin()], rows.loc[rows[name].idxmin()]
-        behind.append(chosen.measured_s / best.measured_s)
+        behind.append(rows.sort_values(name).measured_s.iloc[0] / rows.measured_s.min())
         good += behind[-1] <= AS_GOOD
         ordered, measured = rows.sort_values("measured_s")[name].tolist(), sorted(rows.measured_s)
         for i, first in enumerate(ordered):

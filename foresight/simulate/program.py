@@ -148,8 +148,8 @@ class Simulation:
 class WaitsError(ConfigError):
     """A rank that waits for objects of one that was not simulated. sends_to: the ranks to which it has sent before."""
 
-    def __init__(self, what: str, where: str, fix: str, sends_to: Sequence[int]) -> None:
-        super().__init__(what, where, fix)
+    def __init__(self, *why: str, sends_to: Sequence[int]) -> None:
+        super().__init__(*why)
         self.sends_to = sends_to
 
 
@@ -166,7 +166,7 @@ def run_program(task: ProgramTask) -> Simulation:
             ended_by_us = _wait(process, task, folder, family)
         if (folder / "refused.json").exists():
             why = json.loads((folder / "refused.json").read_text())
-            raise WaitsError(*why, _peers(folder)) if (folder / "waits_for").exists() else ConfigError(*why)
+            raise WaitsError(*why, sends_to=_peers(folder)) if (folder / "waits_for").exists() else ConfigError(*why)
         if not (folder / "report.json").exists():
             _explain(process, task, folder, ended_by_us, last_lines(tail()))
         simulation = read_simulation(folder)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from worlds import ranks
+from worlds import ok, ranks, rows
 
 from gptscale.launchers.run.options import default_recipe_config
 
@@ -30,6 +30,14 @@ def test_every_way_of_splitting_computes_what_one_process_computes(nproc, n_step
         worst = {way: max(deviations.values()) for way, deviations in found.items()}
         assert {way: d for way, d in worst.items() if not d <= TOLERANCE} == {}
         assert all(deviations["weights"] > 0 for deviations in found.values() if "sgd" in n_steps)
+
+
+def test_the_last_stage_may_hold_the_head_alone_which_tensor_ranks_cut(tmp_path):
+    words = ["--model", "tiny", "--n-layer", 2, "--data", "synthetic", "--device", "cpu", "--steps", 3, "--out", tmp_path]
+    ok("run", "single", *words)
+    ok("run", "hybrid_3d", "--nproc", 4, *words, "--tp-size", 2, "--pp-size", 2, "--layers-per-stage", "2,0")
+    alone, split = (float(row["loss_last"]) for row in rows(tmp_path / "summary.csv"))
+    assert split == pytest.approx(alone, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("recipe", ["tensor_parallel", "pipeline"])

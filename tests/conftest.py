@@ -1,7 +1,5 @@
 """Fixtures for all tests: nothing may leak from one test into the next."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[1]
 CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
-    "core": (CORE, 24_940),
-    "foresight": (("foresight",), 11_670),
-    "lenet": (("lenet",), 6_441),
+    "core": (CORE, 25_327),
+    "foresight": (("foresight",), 11_313),
+    "lenet": (("lenet",), 6_412),
     "the package": ((*CORE, *LABS), 43_051),
     "the tests": (("tests",), 26_960),
 }

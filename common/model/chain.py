@@ -84,13 +84,8 @@ def chain_of(model: nn.Module, call: Callable[[], Any], block: str) -> dict[str,
     for name in before:
         if getattr(walk.outputs[name], "shape", ())[-1:] != walk.seen[0].shape[-1:]:
             raise NoChainError(f"{name} gives another shape than its blocks take")
-    return {
-        "blocks": path,
-        "before": before,
-        "after": after,
-        "tied": _tied(model, path, before, after),
-        "hidden": [*walk.seen[0].shape[1:]],
-    }
+    ends = {"before": before, "after": after, "tied": _tied(model, before, after)}
+    return {"blocks": path, **ends, "hidden": [*walk.seen[0].shape[1:]]}
 
 
 class Sent(Exception):  # noqa: N818 (it is no error)
@@ -125,7 +120,7 @@ def _list_of(model: nn.Module, block: str) -> tuple[str, list[nn.Module]]:
     return next(iter(lists.items()))
 
 
-def _tied(model: nn.Module, path: str, before: list[str], after: list[str]) -> list[str]:
+def _tied(model: nn.Module, before: list[str], after: list[str]) -> list[str]:
     """Return the names of a weight before and behind the blocks. Raises NoChainError for any other that is shared."""
     names: dict[int, list[str]] = {}
     for name, p in model.named_parameters(remove_duplicate=False):

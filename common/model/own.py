@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -314,19 +313,13 @@ def try_step(looked: OwnModel, seq_len: int) -> None:
         raise refused(source, f"does not use {', '.join(idle[:4])}, which would get no gradient", "remove them")
 
 
-def twin_of(looked: OwnModel, plan: Mapping[str, str] = MappingProxyType({})) -> OwnModel:
+def twin_of(looked: OwnModel, plan: Mapping[str, str]) -> OwnModel:
     """Return a model with random values and without dropout, of the first blocks alone, if it runs so: one of each kind.
 
     plan: how modules are cut, by which kinds differ, too. Rows of tables get no gradients, so that it needs less memory.
     """
-    kinds = [
-        {
-            n.removeprefix(prefix): (p.shape, plan.get(n.rpartition(".")[0]))
-            for n, p in looked.named_parameters()
-            if prefix in n
-        }
-        for prefix in looked.prefixes
-    ]
+    weights = [(name, (p.shape, plan.get(name.rpartition(".")[0]))) for name, p in looked.named_parameters()]
+    kinds = [{n.removeprefix(start): kind for n, kind in weights if start in n} for start in looked.prefixes]
     first = max(2, 1 + max(kinds.index(each) for each in kinds))
     for kept in (first, len(kinds)):
         twin = copy.deepcopy(looked)

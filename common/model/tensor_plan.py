@@ -179,7 +179,7 @@ def deviation(found: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> tuple
 
 def inferred(model: OwnModel, size: int) -> dict[str, str]:
     """Return how ranks may cut products whose outputs only one other product reads. Raises ConfigError if there are none."""
-    twin, begins = twin_of(model), dict[Any, str]()
+    twin, begins = twin_of(model, {}), dict[Any, str]()
     pairs: dict[str, set[str]] = {}
 
     def look(name: str, module: nn.Module, args: Any, output: Tensor) -> None:

@@ -248,9 +248,8 @@ def _chain_of(
         found |= {"small": found["hidden"], "count": len(whole.get_submodule(found["blocks"]))}
         if of_whole is not None:
             of_whole = tree_map(lambda value: value.to("meta") if hasattr(value, "to") else value, of_whole)
-            found["hidden"] = _hidden_of(
-                whole.to("meta"), lambda: _called(whole, of_whole, call_words), found["blocks"]
-            )
+            whole.to("meta")
+            found["hidden"] = _hidden_of(whole, lambda: _called(whole, of_whole, call_words), found["blocks"])
     except NoChainError as error:
         return {}, str(error)
     return found, ""

@@ -217,7 +217,6 @@ def _recv_object_list(
     rank, me = _global_rank(src, options.get("group_src"), group), dist.get_rank()
     file = _objects(rank, me, _objects_from[rank])
     if not file.exists():
-        _tell("waits_for", rank)
         refuse(f"rank {me} needs objects that rank {rank} sends it", "give --rank all-stages, beginning with the first")
     object_list[:] = pickle.loads(file.read_bytes())
     _objects_from[rank] += 1
@@ -256,13 +255,9 @@ def _note_peer(dst: int | None, group_dst: int | None, group: Any) -> int:
     rank = _global_rank(dst, group_dst, group)
     if rank not in _sent_to and TASK in os.environ:
         _sent_to.add(rank)
-        _tell("sends_to", rank)
+        with (Path(json.loads(os.environ[TASK])["folder"]) / "sends_to").open("a") as file:
+            file.write(f"{rank}\n")
     return rank
-
-
-def _tell(name: str, rank: int) -> None:
-    with (Path(json.loads(os.environ[TASK])["folder"]) / name).open("a") as file:
-        file.write(f"{rank}\n")
 
 
 def begin(torch_module: Any) -> None:

@@ -23,7 +23,7 @@ from gptscale.foresight.mock_cuda.devices import device_named
 from gptscale.foresight.mock_cuda.watch import GRADIENT, PARAMETER, STATE
 from gptscale.foresight.simulate.answer import as_json, print_memory, print_times, print_verdict, save_picture, times_of
 from gptscale.foresight.simulate.processes import ProgramError, print_error
-from gptscale.foresight.simulate.program import ProgramTask, Simulation, WaitsError, run_program
+from gptscale.foresight.simulate.program import ProgramTask, Simulation, run_program
 from gptscale.results.record.files import export
 from gptscale.results.render import console
 
@@ -144,16 +144,16 @@ def _ranks(options: ProgramOptions, command: Sequence[str]) -> Iterator[Simulati
     with tempfile.TemporaryDirectory(prefix="gptscale-inbox-") as inbox:
         while waiting:
             rank = waiting.pop(0)
-            sent = len(os.listdir(inbox))
             try:
                 with console(stderr=True).status(f"rank {rank} of {' '.join(command)[:60]}"):
                     simulation = options.simulate(command, rank, inbox=Path(inbox))
-            except WaitsError as error:
-                if options.rank != ALL_STAGES or met.get(rank) == sent:
+            except ConfigError:
+                files = os.listdir(inbox)
+                if options.rank != ALL_STAGES or met.get(rank, 0) == len(files):
                     raise
-                met[rank] = sent
-                known = (*done, *met, *waiting)
-                waiting = [*(peer for peer in map(str, error.sends_to) if peer not in known), *waiting, rank]
+                met[rank] = len(files)
+                receivers = dict.fromkeys(name.split(".")[2] for name in files)
+                waiting = [*(peer for peer in receivers if peer not in (*done, *met, *waiting)), *waiting, rank]
                 continue
             yield simulation
             done.add(rank)

@@ -145,14 +145,6 @@ class Simulation:
         )
 
 
-class WaitsError(ConfigError):
-    """A rank that waits for objects of one that was not simulated. sends_to: the ranks to which it has sent before."""
-
-    def __init__(self, *why: str, sends_to: Sequence[int]) -> None:
-        super().__init__(*why)
-        self.sends_to = sends_to
-
-
 def run_program(task: ProgramTask) -> Simulation:
     """Run a program under the mock until it has stepped often enough, and return what it needed.
 
@@ -165,8 +157,7 @@ def run_program(task: ProgramTask) -> Simulation:
         with running(task.command, environ, folder, task.folder, task.start) as (process, tail, family):
             ended_by_us = _wait(process, task, folder, family)
         if (folder / "refused.json").exists():
-            why = json.loads((folder / "refused.json").read_text())
-            raise WaitsError(*why, sends_to=_peers(folder)) if (folder / "waits_for").exists() else ConfigError(*why)
+            raise ConfigError(*json.loads((folder / "refused.json").read_text()))
         if not (folder / "report.json").exists():
             _explain(process, task, folder, ended_by_us, last_lines(tail()))
         simulation = read_simulation(folder)
@@ -197,17 +188,12 @@ def read_simulation(folder: Path) -> Simulation:
     for name in (watch.RECIPE_FACTS, FOUND):
         if (folder / name).exists():
             facts |= json.loads((folder / name).read_text())
-    facts["sends_to"] = _peers(folder)
+    peers = folder / "sends_to"
+    facts["sends_to"] = [int(line) for line in peers.read_text().splitlines()] if peers.exists() else []
     log = np.fromfile(folder / "events.bin", dtype=np.int64) if facts["device"] else np.empty(0, dtype=np.int64)
     timeline = read_timeline(log.reshape(-1, 3), facts.pop("owners"))
     calls = folder / "calls.tsv"
     return Simulation(facts, timeline, recorded_step(read_calls(calls)) if calls.exists() else None)
-
-
-def _peers(folder: Path) -> list[int]:
-    """Return the ranks to which a program has sent."""
-    peers = folder / "sends_to"
-    return [int(line) for line in peers.read_text().splitlines()] if peers.exists() else []
 
 
 def _refusal(facts: Mapping[str, Any]) -> str:

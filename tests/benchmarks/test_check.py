@@ -1,7 +1,5 @@
 """The goals of speed with stand-ins for the benches: which ratios it takes, and what it says of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

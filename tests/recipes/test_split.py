@@ -33,7 +33,20 @@ def test_every_way_of_splitting_computes_what_one_process_computes(nproc, n_step
 
 
 def test_the_last_stage_may_hold_the_head_alone_which_tensor_ranks_cut(tmp_path):
-    words = ["--model", "tiny", "--n-layer", 2, "--data", "synthetic", "--device", "cpu", "--steps", 3, "--out", tmp_path]
+    words = [
+        "--model",
+        "tiny",
+        "--n-layer",
+        2,
+        "--data",
+        "synthetic",
+        "--device",
+        "cpu",
+        "--steps",
+        3,
+        "--out",
+        tmp_path,
+    ]
     ok("run", "single", *words)
     ok("run", "hybrid_3d", "--nproc", 4, *words, "--tp-size", 2, "--pp-size", 2, "--layers-per-stage", "2,0")
     alone, split = (float(row["loss_last"]) for row in rows(tmp_path / "summary.csv"))

@@ -124,10 +124,8 @@ class Machine:
 
 def held(folder: Path, *tails: str) -> dict[str, str]:
     """Return variables with which rank 0 stops itself, once each, before it opens or renames files whose paths end so."""
-    return {
-        "PYTHONPATH": f"{HELD}:{os.environ.get('PYTHONPATH', '')}",
-        "GPTSCALE_TEST_HELD": ":".join([str(folder), *tails]),
-    }
+    path = f"{HELD}:{os.environ.get('PYTHONPATH', '')}"
+    return {"PYTHONPATH": path, "GPTSCALE_TEST_HELD": ":".join([str(folder), *tails])}
 
 
 def wait_until_held(*machines: Machine) -> psutil.Process:

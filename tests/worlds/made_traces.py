@@ -1,7 +1,5 @@
 """Traces of ranks that are made up, each a list of parts of a step with their seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

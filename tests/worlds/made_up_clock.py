@@ -1,7 +1,5 @@
 """A clock for recorders and for the progress of a rank: time passes when a test says so."""
 
-from __future__ import annotations
-
 
 class Clock:
     """Time that passes only when told to."""

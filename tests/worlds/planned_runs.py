@@ -1,7 +1,5 @@
 """Runs as one rank of a world of CPUs sees them, without that world."""
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 from collections.abc import Sequence

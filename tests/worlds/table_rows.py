@@ -1,7 +1,5 @@
 """The rows of a CSV, read by Python's own reader."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Vision runs in this process, what they leave, and engines that are asked to stop or harmed at a step."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """One rank of two, which compares data parallelism with one process's arithmetic, for each kind of batch norm."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Iterator

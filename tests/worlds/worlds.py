@@ -1,7 +1,5 @@
 """Run the gptscale command, and world scripts as ranks, forked from one warm parent of the whole test process."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

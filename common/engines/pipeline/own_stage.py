@@ -41,13 +41,8 @@ class ChainStage(nn.Module):
         if chain["tied"]:
             raise NoChainError(f"{chain['tied'][0]} is at both ends, whose gradients nobody sums")
         model.zero_grad()
-        self.model, self.loss_of, self.mesh, self.index, self.last = (
-            model,
-            loss_of,
-            mesh,
-            mesh.get_local_rank(),
-            mesh.size() - 1,
-        )
+        self.model, self.loss_of, self.mesh = model, loss_of, mesh
+        self.index, self.last = mesh.get_local_rank(), mesh.size() - 1
         blocks = len(model.get_submodule(chain["blocks"]))  # type: ignore[arg-type]
         ends = [blocks * i // mesh.size() for i in (self.index, self.index + 1)]
         keep_stage(model, chain, range(*ends), self.index == self.last)
@@ -111,7 +106,7 @@ def check_chain(config: OwnConfig, schedule: str) -> None:
 @cache
 def own_chain(config: OwnConfig) -> dict[str, Any]:
     """Return where stages cut a model, once two of them have computed the same. Raises ConfigError for one that is no chain."""
-    twin = twin_of(config.look())
+    twin = twin_of(config.look(), {})
     twin.requires_grad_().zero_grad()
     (ids, targets), halves, count = twin.tokens(), [copy.deepcopy(twin) for _ in range(2)], len(twin.blocks)
     try:

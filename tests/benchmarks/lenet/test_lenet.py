@@ -1,7 +1,5 @@
 """Tests of `python -m benchmarks.lenet`: the contenders do the same work, and their ratios are those of their rates."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 

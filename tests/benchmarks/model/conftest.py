@@ -1,7 +1,5 @@
 """Contenders of `python -m benchmarks.model` without processes of their own."""
 
-from __future__ import annotations
-
 import functools
 import json
 

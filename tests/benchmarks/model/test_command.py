@@ -1,7 +1,5 @@
 """The bench of the model at shapes of milliseconds: contenders do equal work, and figures are what they say."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Contenders of `python -m benchmarks.model` one by one."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch

@@ -1,7 +1,5 @@
 """Which contenders there are on a machine, and when their results are comparable."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.model.floors import Floor, read_floors

@@ -1,7 +1,5 @@
 """Where the time of operators and kernels is counted."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """`python -m benchmarks.ops`: both contenders of a case compute the same, it draws its pictures, and refuses bad input."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 import torch

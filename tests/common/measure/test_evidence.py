@@ -1,7 +1,5 @@
 """Evidence is what further steps show. It leaves the process as it was."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -58,8 +58,7 @@ def test_state_is_the_sum_made_by_hand(recipe, precision, parameters, optimizer)
 def test_a_stage_may_hold_the_head_alone():
     """So the balanced stages of GPT-2 are cut: its head is as heavy as five blocks."""
     words = "--model gpt2 --pp-size 4 --device cuda --global-batch-size 16".split()
-    device = bound(*planned_words("hybrid_3d", words, 8, 7)).device
-    assert device["parameter"] == 4 * (50304 + 2) * 768 // 2
+    assert bound(*planned_words("hybrid_3d", words, 8, 7)).device["parameter"] == 4 * (50304 + 2) * 768 // 2
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """A run beside the calibration of its machine: products and exchanges that take longer than they should are told."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from made_traces import Part, trace

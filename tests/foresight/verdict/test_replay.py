@@ -1,7 +1,5 @@
 """Steps that are played again last as long as they did, and without a cause as long as they would."""
 
-from __future__ import annotations
-
 import pytest
 from made_traces import HEALTHY, Part, trace
 

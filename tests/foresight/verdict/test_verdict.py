@@ -1,7 +1,5 @@
 """A verdict names the cause that was put into a trace, sizes it, and says nothing where nothing is wrong."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

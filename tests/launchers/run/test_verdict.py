@@ -1,7 +1,5 @@
 """A verdict changes nothing of the run that it is about, and is there at its end."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The small autograd: every gradient beside torch's autograd and beside finite differences, in float64."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

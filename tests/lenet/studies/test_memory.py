@@ -1,7 +1,5 @@
 """The memory picture's categories agree with arithmetic, and their sum with the allocator's count."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Ranking, the guard against unequal work, repeats and spreads, and every form the comparison is written in."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

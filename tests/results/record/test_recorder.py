@@ -1,7 +1,5 @@
 """The recorder with a made-up engine and clock: no processes, no model, every figure known beforehand."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """Tests of the usage sampler on this processor, and on a GPU whose allocator and NVML are fakes."""
 
-from __future__ import annotations
-
 import mmap
 import time
 from collections.abc import Callable, Iterator

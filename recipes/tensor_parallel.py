@@ -37,7 +37,7 @@ class TensorPlanConfig(RecipeConfig):
     """Base of the options of recipes that cut matrices."""
 
     tp_plan: Path | None = None
-    """JSON: how modules of your own model are cut, in the words of transformers; default transformers' plan, or inferred."""
+    """JSON file: how modules of your own model are cut, in transformers' words. Default: transformers' plan, or inferred."""
 
     def contents(self) -> dict[str, str]:
         """Return the hash of the user's own plan."""

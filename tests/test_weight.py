@@ -12,10 +12,10 @@ ROOT = Path(__file__).parents[1]
 CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
-    "core": (CORE, 25_327),
-    "foresight": (("foresight",), 11_313),
+    "core": (CORE, 25_326),
+    "foresight": (("foresight",), 11_312),
     "lenet": (("lenet",), 6_412),
-    "the package": ((*CORE, *LABS), 43_051),
+    "the package": ((*CORE, *LABS), 43_050),
     "the tests": (("tests",), 26_960),
 }
 GPT2 = ("common/settings/gpt_config.py", "common/model/gpt.py")

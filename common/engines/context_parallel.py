@@ -30,7 +30,7 @@ def check_cp(run: Run, style: str) -> None:
     if cp_size == 1:
         return
     if config.is_own:
-        raise ConfigError("ranks share a sequence of presets alone, whose attention they know", "in --cp-size", "use 1")
+        raise ConfigError("only presets have attention that ranks can share", "in --cp-size", "use 1")
     sizes = {"seq_len": (run.seq_len, math.lcm(tp_size, 2 if style == "ring" else 1))}
     if style == "ulysses":
         sizes |= {"n_head": (gpt.n_head, tp_size), "n_kv_head": (gpt.n_kv_head, tp_size)}

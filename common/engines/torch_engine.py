@@ -51,7 +51,7 @@ class SteppedEngine(Engine):
 
     @property
     def dropout_rank(self) -> int:
-        """Return what dropout is drawn by: the rank, but one of all tensor ranks where each has whole sequences."""
+        """Return the number that seeds dropout: this rank's, or one for all tensor ranks if each has the same whole sequences."""
         return self.run.world.rank // (self.run.tp_size if self.run.config.is_own else 1)
 
     def own_tokens(self, batch: Batch) -> Batch:

@@ -158,7 +158,7 @@ class OwnModel(nn.Module):
         return loss
 
     def tokens(self) -> tuple[Tensor, Tensor]:
-        """Return a few ids and targets that any of its tables has."""
+        """Return a few ids and targets, for each of which every table has a row."""
         ids = torch.arange(16) % min(m.num_embeddings for m in self.modules() if isinstance(m, nn.Embedding))
         return ids.view(2, 8), ids.flip(0).view(2, 8)
 
@@ -314,7 +314,7 @@ def try_step(looked: OwnModel, seq_len: int) -> None:
 
 
 def twin_of(looked: OwnModel, plan: Mapping[str, str]) -> OwnModel:
-    """Return a model with random values and without dropout, of the first blocks alone, if it runs so: one of each kind.
+    """Return a copy with random values and without dropout. It has the first blocks alone, one of each kind, if it runs so.
 
     plan: how modules are cut, by which kinds differ, too. Rows of tables get no gradients, so that it needs less memory.
     """

@@ -75,19 +75,18 @@ def tensor_plan(config: OwnConfig, size: int, file: Path | None) -> dict[str, st
             f"{file} names {lost[0]}, which is no module of {config.source}", where, "name modules that it has"
         )
     if why := why_wrong(model, exact, size):
-        raise ConfigError(
-            f"{config.source} cannot be cut so over {size} ranks: {why}"[:300], where, fix_of(model, size)
-        )
+        why, fix = reason_and_fix(model, size, why)
+        raise ConfigError(f"{config.source} cannot be cut so over {size} ranks: {why}"[:300], where, fix)
     return exact
 
 
-def fix_of(model: OwnModel, size: int) -> str:
-    """Return what to do about a plan that is not right."""
+def reason_and_fix(model: OwnModel, size: int, why: str) -> tuple[str, str]:
+    """Return why a plan is not right, and what to do. Heads that ranks do not divide are told in place of torch's error."""
     theirs = getattr(model.own, "config", None)
     for name in ("num_attention_heads", "num_key_value_heads"):
         if isinstance(heads := getattr(theirs, name, None), int) and heads % size:
-            return f"{name} {heads} is not divisible by {size}: use a tp_size that divides it"
-    return "use another --tp-size, or name a plan that is right (--tp-plan FILE)"
+            return f"{name} {heads} is not divisible by {size}", "use a tp_size that divides it"
+    return why, "use another --tp-size, or name a plan that is right (--tp-plan FILE)"
 
 
 def why_no_cut(model: OwnModel, name: str, style: str, size: int) -> str:

@@ -447,7 +447,7 @@ def clocks() -> tuple[float, float]:
 
 
 def least_passed(since: tuple[float, float]) -> float:
-    """Return the seconds that have passed since by the clock by which they are fewer: others may have used the processor."""
+    """Return the seconds since then, the fewer of both clocks: others may have used the processor."""
     return min(now - then for now, then in zip(clocks(), since, strict=True))
 
 

@@ -174,7 +174,7 @@ NO_SPLITS = {
     "its blocks are not called once": "pipeline mine.py:build --nproc 2",
     "ties a weight of them": "pipeline hf:deep --nproc 2 --schedule ZBVZeroBubble",
     "2 blocks are too few": "pipeline hf:llama --nproc 4",
-    "ranks share a sequence of presets alone": "hybrid_3d hf:llama --nproc 2 --cp-size 2",
+    "only presets have attention that ranks can share": "hybrid_3d hf:llama --nproc 2 --cp-size 2",
 }
 
 

@@ -41,7 +41,7 @@ def test_the_page_of_metrics_has_the_table_of_the_rows():
 
 
 def test_names_are_unique_and_every_version_is_a_part_of_the_next():
-    assert len(set(SUMMARY.names)) == len(SUMMARY.names) == 87
+    assert len(set(SUMMARY.names)) == len(SUMMARY.names)
     assert SUMMARY.version == max(HEADERS) + 1
     assert {version: zlib.crc32(header_of(version)[:-1]) for version in HEADERS} == HEADERS
 

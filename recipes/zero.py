@@ -126,7 +126,7 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
     with redirect_stdout(None):
         # DeepSpeed prints its memory.
         ds = shard(model, kind(groups, **options), json)
-    stepper = ZeroOptimizer(ds, names, adamw=run.config.optimizer == "adamw", swap=swap)
+    stepper = ZeroOptimizer(ds, names, name=run.config.optimizer, swap=swap)
     stepper.initialise(run.gpt, run.config.seed)
     if run.config.is_own:
         model.set_buffers(run.world.device)  # type: ignore[operator]

@@ -23,7 +23,7 @@ from gptscale.common.errors import CheckpointError, ConfigError, NumericError
 from gptscale.common.measure.live_state import Offload, StateTensor, StepMeter, attributes_named, live_state, tensors_in
 from gptscale.common.model.initial_weights import init_weights
 from gptscale.common.optim.stepper import Stepper
-from gptscale.common.settings.optimizers import ADAMW_STATE
+from gptscale.common.settings.optimizers import OPTIMIZERS, OptimizerName
 from gptscale.common.settings.shape import ModelConfig
 from gptscale.common.state import Shard
 
@@ -90,13 +90,13 @@ class Piece(NamedTuple):
 
 
 class ZeroOptimizer(Stepper):
-    """The Stepper over a DeepSpeedEngine `ds` at ZeRO stage 1, 2 or 3, with optimizer state if `adamw` and none for SGD."""
+    """The Stepper over a DeepSpeedEngine `ds` at ZeRO stage 1, 2 or 3, with the state of optimizer `name`."""
 
-    def __init__(self, ds: Any, names: dict[str, Any], *, adamw: bool, swap: SwapFolder | None = None) -> None:
+    def __init__(self, ds: Any, names: dict[str, Any], *, name: OptimizerName, swap: SwapFolder | None = None) -> None:
         # `scale` stays 1, because DeepSpeed scales the loss itself.
         super().__init__(ds.device)
         self.ds, self.zero, self.inner = ds, ds.optimizer, ds.optimizer.optimizer
-        self.state_keys = ADAMW_STATE if adamw else ()
+        self.name, self.state_keys = name, OPTIMIZERS[name].state_keys
         self.stage = ds.zero_optimization_stage()
         self.poisoned = False
         self.dynamic = bool(ds.fp16_enabled())
@@ -145,7 +145,7 @@ class ZeroOptimizer(Stepper):
                 if piece.group == group:
                     yield from self._boxes(piece, "model", flat)
                     for key in self.state_keys:
-                        yield from self._boxes(piece, f"adamw.{key}", self.inner.state[flat][key])
+                        yield from self._boxes(piece, f"{self.name}.{key}", self.inner.state[flat][key])
             if self.stage == 3:
                 # Bring the weights that are computed with up to the master weights.
                 self.zero._reassign_or_swap_out_partitioned_parameters(group)
@@ -276,11 +276,11 @@ class ZeroOptimizer(Stepper):
         return shards_of_range(f"{kind}/{piece.name}", part, piece.shape, piece.begin)
 
     def _create_state(self) -> None:
-        """Create zeroed AdamW state now, so that a checkpoint can be loaded in place before the first step."""
+        """Create zeroed state now, so that a checkpoint can be loaded in place before the first step."""
         if not self.state_keys:
             return
         # DeepSpeedCPUAdam counts its steps in a Python int.
-        integer_step = not isinstance(self.inner, torch.optim.AdamW)
+        integer_step = hasattr(self.inner, "ds_opt_adam")
         for group, flat in enumerate(self._flats()):
             swapped = self._swaps(group)
             if swapped:

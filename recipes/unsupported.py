@@ -83,7 +83,7 @@ UNSUPPORTED = (
     Pair(cuts_matrices, "precision", ("fp8",),
          "a rank multiplies by a part of a matrix, and fp8 has one scale for the whole of it", FP8_INSTEAD),
     Pair(lambda row: not (row.fp8 or is_deepspeed(row) or cuts_matrices(row) or has_transformers_model(row)), "precision",
-         ("fp8",), "its products in float8 have not been held to one process there", FP8_INSTEAD),
+         ("fp8",), "its products in float8 have not been compared with one process's there", FP8_INSTEAD),
     Pair(trained_by("deepspeed", "colossalai"), "on_spike", ("skip",),
          "these libraries compute the norm and apply the step in one call", "use warn or stop, or skip with ddp or fsdp"),
     Pair(is_deepspeed, "compile", (True,),

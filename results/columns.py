@@ -24,7 +24,7 @@ class RunColumn:
 
     type: str, int for what counts or numbers, float for what is measured. unit and doc: what the page of metrics says.
     since: the first version of the table that has the column. before: what its absence means in a row of an earlier version.
-    source: which part of a run fills it. tests/launchers/run/test_record.py calls each part and holds it to its columns.
+    source: which part of a run fills it. tests/launchers/run/test_record.py compares the keys of each part with its columns.
     title, form, scale: how a comparison shows the figure, without a title for one that is not in its table.
     """
 

@@ -64,7 +64,7 @@ def test_the_fault_page_has_the_promises_of_the_tests():
     counts = Counter(number[0] for number in numbers)
     assert numbers == [f"{part}{i}" for part, count in counts.items() for i in range(1, count + 1)]
     assert all(f"\n| {number} |" in text for number in numbers)
-    # What stands above the tables, in words, names rows that hold it.
+    # The words above the tables name rows that hold them.
     for bullet in re.findall(r"(?s)\n\* \*\*.*?(?=\n\n|\n\*)", text):
         named = re.findall(r"[A-Z]\d+", bullet.rpartition("(")[2])
         assert named, bullet

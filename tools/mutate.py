@@ -114,7 +114,7 @@ def is_found(copy: Path, room: str, limit_s: float) -> bool:
     tests = FORK.Process(target=run_tests, args=(copy, room))
     tests.start()
     tests.join(limit_s)
-    # What the tests started ends with them.
+    # Processes of the tests end with them.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(tests.pid or 0, signal.SIGKILL)
     tests.join()

@@ -39,7 +39,7 @@ grads = [getattr(p.grad, "_local_tensor", p.grad) for p in model.parameters() if
         nn.utils.clip_grads_with_norm_(model.parameters(), o.clip, norm, foreach=False)
 """
 FSDP_NORM = "norm = float(nn.utils.clip_grad_norm_(model.parameters(), o.clip).full_tensor())\n"
-# What a bug replaces. The last weight is a scalar or a head, as the model has it.
+# The code that a bug replaces. The last weight is a scalar or a head, as the model has it.
 ANYWHERE = {
     "wrong data of rank 1": (NUMBER, f"{NUMBER[:-1]} + 7 * (RANK == 1))"),
     "biases and norms decay": (DECAYS, DECAYS.replace("0.0", "o.weight_decay")),

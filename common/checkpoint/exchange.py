@@ -113,7 +113,7 @@ def from_transformers(folder: Path, target: Path) -> Path:
     def read(kind: str, hf_name: str) -> Tensor | None:
         if kind != "model":
             return None
-        # What a base model was saved as has no prefix.
+        # The names of a base model have no prefix.
         key = next((key for key in (hf_name, hf_name.partition(".")[2]) if key in where), None)
         if key is None:
             raise ConfigError(f"{folder} has no weight {hf_name}", "in gptscale checkpoint", "name a whole model")

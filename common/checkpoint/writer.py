@@ -112,7 +112,7 @@ def write(
             try:
                 shutil.rmtree(retire(old), ignore_errors=True)
             except OSError as error:
-                # What cannot be deleted costs space and not the run.
+                # A folder that cannot be deleted costs space and not the run.
                 print(f"gptscale: warning: {old.name} is not deleted ({error.strerror}), in {folder}", flush=True)
     return draft.target
 

@@ -76,7 +76,7 @@ def chain_of(model: nn.Module, call: Callable[[], Any], block: str) -> dict[str,
     if len(walk.seen) != 2 * len(blocks):
         raise NoChainError("not all of its blocks are called")
     before = [name for name in beside if walk.when.get(name) == {"before"}]
-    # What no loss needs is kept where the loss is.
+    # Modules that no loss needs are kept where the loss is.
     idle = [name for name, m in beside.items() if name not in walk.when and all(p.grad is None for p in m.parameters())]
     after = [name for name in beside if walk.when.get(name) == {"after"}] + idle
     if odd := beside.keys() - {*before, *after}:

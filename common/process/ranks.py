@@ -48,7 +48,7 @@ def launch(program: Program, nproc: int, *, environment: Mapping[str, str] | Non
     previous = {s: signal.signal(s, pass_on) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
         with memory_file("rendezvous") as rendezvous, memory_file("heartbeats") as heartbeats:
-            # What a rank starts does not import from the current folder either.
+            # Programs that a rank starts do not import from the current folder either.
             variables = {**os.environ, **(environment or {}), **({"PYTHONSAFEPATH": "1"} if program.is_ours else {})}
             variables |= {RENDEZVOUS: rendezvous, HEARTBEATS: heartbeats}
             variables |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(nproc))

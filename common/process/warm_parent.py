@@ -193,7 +193,7 @@ def _end_warm_parents() -> None:
     """End them, those with more imports first, and wait: then their processor time counts as this process's children's."""
     while _parents:
         _parents.popitem()[1].close()
-    # What imports froze would still be there at the end, and Triton of torch 2.15 prints 40 lines about it.
+    # Objects that imports froze would still be there at the end, and Triton of torch 2.15 prints 40 lines about them.
     gc.unfreeze()
 
 

@@ -28,7 +28,7 @@ class GPTConfig(ModelConfig):
         super().__post_init__()
         if self.n_embd % self.n_head:
             divisors = (d for d in range(1, self.n_embd + 1) if self.n_embd % d == 0)
-            # Of two equally near ones the smaller.
+            # The smaller of two that are equally near.
             nearest = min(divisors, key=lambda d: (abs(d - self.n_head), d))
             what = f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}"
             raise ConfigError(what, "in the model", f"use n_head {nearest}")

@@ -13,7 +13,7 @@ from gptscale.common.errors import ConfigError
 VOCAB_MULTIPLE = 128
 # The weight that a head without one of its own uses too.
 TABLE = "wte.weight"
-# What tensor ranks cut, and the dimension that it is of the weight. A `whole` weight has worked on each rank's part of the
+# The dimension of a weight that tensor ranks cut, by its kind. A `whole` weight has worked on each rank's part of the
 # sequence, one of `heads` on each rank's heads.
 CUT_DIMS = {"ids": 0, "positions": 0, "rows": 0, "columns": 1, "whole": None, "heads": None}
 

@@ -43,7 +43,7 @@ def curves_of(timed: Mapping[Operation, TimedOperation]) -> dict[tuple[str, tupl
         ranks = operation.shape[1:] if operation.kind in ("all-reduce", "all-gather", "reduce-scatter", "send") else ()
         points[operation.kind, ranks][size_of(operation)].append(time.seconds)
     for of_kind in (of_kind for (_, ranks), of_kind in points.items() if not ranks):
-        # What is smaller takes its share of the smallest that was measured, which is far longer than a launch.
+        # Smaller work takes its share of the smallest that was measured, which is far longer than a launch.
         of_kind[1.0] = [seconds / min(of_kind) for seconds in of_kind[min(of_kind)]]
     return {
         key: (sizes := sorted(of_kind), [sum(of_kind[size]) / len(of_kind[size]) for size in sizes])

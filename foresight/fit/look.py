@@ -84,7 +84,7 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
     from gptscale.foresight.mock_cuda import on_path
     from gptscale.foresight.prove import no_cuda
 
-    # What a proof has, too: flex attention with gradients on a CPU.
+    # Flex attention with gradients on a CPU, as in a proof.
     sys.modules["gptscale_no_cuda"] = no_cuda
     on_path.AFTER_IMPORT["torch.nn.attention.flex_attention"] = ["no_cuda.plain_flex_attention"]
     sys.meta_path.insert(0, on_path.ImportWatch())

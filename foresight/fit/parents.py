@@ -13,7 +13,7 @@ from gptscale.common.process.warm_parent import Process, WarmParent
 from gptscale.foresight.fit.write import IMPORTS
 from gptscale.foresight.mock_cuda.on_path import TASK
 
-# What starts a program, and its imports that are shared. The user's own modules may start threads, which no fork has.
+# The starter of a program, and the imports that programs share. A user's modules may start threads, which no fork has.
 COMMAND = (sys.executable, "-m", "gptscale.foresight.fit.ranks")
 SHARED = ("import torch", "from torch", "from transformers")
 # An engine, and what it imports when it is first used. It changes what it finds: only its own programs get it.

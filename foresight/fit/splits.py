@@ -10,7 +10,7 @@ from inspect import getsource
 from gptscale.common.model.chain import Sent, keep_stage
 from gptscale.foresight.fit.template import MICROS
 
-# What most splits have in the places of the template.
+# Code that most splits put into the places of the template.
 STATE = 'state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))\n'
 PAIRS = "zip(model.parameters(), true.parameters(), strict=True) if q.grad is not None]"
 ADAMW = "lr=o.lr, betas=(0.9, 0.95), fused=True)"

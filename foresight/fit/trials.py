@@ -34,9 +34,9 @@ from gptscale.foresight.simulate.interpreters import torch_of
 from gptscale.foresight.simulate.program import ProgramTask, Simulation
 from gptscale.foresight.simulate.program import environment as program_environment
 
-# Steps, samples and micro-batch of a proof, and what it may take.
+# Steps, samples and micro-batch of a proof, and its longest time.
 STEPS, SAMPLES, MICRO, PROOF_S = 3, 8, 2, 300
-# What a micro-batch may fill of a device, by a straight line from one sample.
+# The share of a device that a micro-batch may fill, by a straight line from one sample.
 FILLED = 0.94
 # Programs that run at once: each may need the host's memory for its weights.
 AT_ONCE = 4
@@ -247,11 +247,11 @@ def try_all(trials: Trials, options: FitOptions, known: Mapping[str, Split]) -> 
     with ThreadPoolExecutor(min(os.cpu_count() or 2, AT_ONCE)) as pool:
         trials.tell("one process, for the proofs")
         trials.reference = pool.submit(trials.record, splits(1, 1)["single"], 1, "reference")
-        # What fits by the split that needs least is the most that others are tried with.
+        # The batch that fits by the split that needs least is the largest that others are tried with.
         probes = (best(name, least) for name in sorted(known, key=lambda name: name != "fsdp"))
         probe = next((row for row in probes if row.fits and not row.choice.recompute), None)
         size = largest(probe, options.samples // gpus) if probe else least
-        # What takes longest begins first, so that no processor is left alone with it.
+        # The longest trial begins first, so that no processor is left alone with it.
         order = sorted(known, key=lambda name: -known[name].stages)
         found = dict(zip(order, pool.map(tried_and_proved, order), strict=True))
         rows = [found[name] for name in known]

@@ -92,7 +92,7 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
     config = ", ".join(f"{name}={value}" for name, value in split.config.items())
     others = {"{config}": config} | ({} if subject.block else {BLOCK_CLASS: "()"})
     others |= {BLOCK_CLASS: f"tuple({BLOCK_CLASSES})"} if subject.beside else {}
-    # What does not run with weights of bf16 keeps them in fp32.
+    # A model that does not run with weights of bf16 keeps them in fp32.
     others |= {} if subject.is_bf16 else {DTYPE: "dtype = torch.float32\n"}
     for old, new in others.items():
         own = {name: text.replace(old, new) for name, text in own.items()}

@@ -88,7 +88,7 @@ def bound(run: Run, config: RecipeConfig) -> Places:
     if flying > 1 and flying >= run.batch.grad_accum_steps:
         # All are there before the first backward, so that no gradients lie beside them.
         beside["gradient"] = 0.0
-    # What blocks keep falls while gradients grow.
+    # Activations fall while gradients grow.
     after = {"gathered shard": held.gathered, "gradient": held.gradients, "under way in backward": again}
     after["activation"] = (flying - 1) * n_blocks * each + buffers
     owners = {"parameter": held.parameters, "optimizer state": held.optimizer}

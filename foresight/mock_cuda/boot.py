@@ -32,7 +32,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401
 
 # The task of a simulated program, as JSON, which its starter (foresight/simulate/program.py) writes.
 TASK = "GPTSCALE_SIMULATED_PROGRAM"
-# What torchrun sets beside the ranks. The store of its agent is not there.
+# Variables that torchrun sets beside the ranks. The store of its agent is not there.
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "simulated",
     "TORCHELASTIC_RESTART_COUNT": "0",

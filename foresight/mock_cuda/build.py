@@ -14,7 +14,7 @@ from gptscale.ops.build.cache import BuildError, build_once, check_private, comp
 
 SOURCES = Path(__file__).parent / "csrc"
 LIBRARY = "libgptscale_mock_cuda.so"
-# What is compiled under the mock was tuned by times that mean nothing, and must not be found by a real run.
+# Kernels compiled under the mock were tuned by times that mean nothing. No real run may find them.
 COMPILED = "compiled"
 # NVRTC is opened by its name, which its library has to have, for each version of CUDA.
 NVRTC = "libnvrtc.so.{}"

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 # AdamW reads and writes its parameter, gradient and two moments in fp32, and writes a weight in 16 bits.
 STEP_BYTES = 30
-# What torch.save would have written. It is not moved either.
+# Tensors that torch.save would have written. They are not moved either.
 _unwritten = set[str]()
 
 

@@ -31,7 +31,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 # The task of a simulated program, as JSON, which its starter (foresight/simulate/program.py) writes.
 TASK = "GPTSCALE_SIMULATED_PROGRAM"
-# What the program of a recipe (foresight/simulate/recipe_program.py) adds to the report.
+# The file that the program of a recipe (foresight/simulate/recipe_program.py) adds to the report.
 RECIPE_FACTS = "recipe.json"
 # NCCL's watchdog lets go of the tensors of finished collectives ten times a second. A step on a GPU is longer than that.
 WATCHDOG_S = 0.25

@@ -20,7 +20,7 @@ from gptscale.foresight.plan.question import Cluster
 from gptscale.foresight.price.replay import Replayed
 from gptscale.recipes import get
 
-# Of 255 ranks that were simulated, the bound was at worst 12 % below what was allocated (docs/measurements/LOG.md, 2026-11-25).
+# The bound was at most 12 % below the allocated bytes of 255 simulated ranks (docs/measurements/LOG.md, 2026-11-25).
 ALLOWANCE = 1.15
 
 

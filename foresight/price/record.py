@@ -15,7 +15,7 @@ from gptscale.foresight.mock_cuda.record import UNKNOWN
 # Work that takes time on a stream, and what orders it.
 TIMED = ("kernel", "product", "copy", "set", "collective", "graph")
 ORDERS = ("record", "wait", "sync")
-# What a host does itself is marked: with how many bytes of its memory, of files, or that it waits for these.
+# Marks of a host's own work: bytes of its memory or of files, or a wait for files.
 HOST_WORK = re.compile(r"(host) step (\d+)|(disk) (read|write|wait) (\d+)")
 # Files are read and written in an order of their own.
 DISK_STREAM = -1

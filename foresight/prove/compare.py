@@ -20,7 +20,7 @@ from gptscale.foresight.prove.program import Recording
 
 Array = np.ndarray[Any, Any]
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-# What two correct programs differ by. In lower precision the sums of both have some thirty roundings (docs/measurements/LOG.md).
+# Between two correct programs. In lower precision the sums of both have some thirty roundings (docs/measurements/LOG.md).
 TOLERANCES = {"float64": 1e-5, "float32": 1e-5, "float16": 2e-2, "bfloat16": 6e-2}
 SMALL = 0.01
 # Adam turns a gradient of mere rounding into a whole step. So from step 2 on the gradients of right programs are further apart.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# What libraries put into names: their wrappers, torch.compile, recomputation.
+# Words that libraries put into names: their wrappers, torch.compile, recomputation.
 WRAPPERS = re.compile(
     r"\b(module|_fsdp_wrapped_module|_orig_mod|_forward_module|_original_module|_checkpoint_wrapped_module)\."
 )

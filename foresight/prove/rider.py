@@ -68,7 +68,7 @@ class Reference:
     """What the reference has left for the candidate: its first weights, and the batches that each of its loaders gave."""
 
     def __init__(self, folder: Path) -> None:
-        # What is not asked for stays on the disk: all steps of the reference are there.
+        # Steps that nobody asks for stay on the disk: all of the reference are there.
         with (folder / "0.bin").open("rb") as file:
             self.bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         facts = [json.loads(line) for line in (folder / "0.jsonl").read_text().splitlines()]

@@ -21,12 +21,12 @@ from gptscale.common.errors import GptscaleError
 from gptscale.common.process.warm_parent import Process
 
 TAIL_BYTES, TAIL_LINES, LINE_MAX = 1 << 16, 20, 1000
-# What a program may take to leave by itself, once its report is there.
+# Seconds for a program to leave by itself, once its report is there.
 GRACE_S, LOOK_S = 10.0, 0.5
 # Nothing is downloaded, uploaded or asked of a machine that is not there.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "WANDB_MODE": "disabled"}
 
-# What starts a program: its command, environment, folder, and what it prints into.
+# Starts a program, given its command, environment, folder, and the file that it prints into.
 Start = Callable[[Sequence[str], Mapping[str, str], Path | None, int], Process]
 
 

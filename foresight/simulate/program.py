@@ -61,12 +61,12 @@ AFTER_IMPORT = {
     "deepspeed.launcher.runner": ("boot.launch_deepspeed",),
     "deepspeed.runtime.engine": ("watch.watch_deepspeed",),
 }
-# What the starter of a program found, and all files that tell of a simulation.
+# The findings of a program's starter, and all files that tell of a simulation.
 FOUND = "found.json"
 LEFT = (FOUND, "report.json", watch.RECIPE_FACTS, "sends_to", "events.bin", "calls.tsv")
-# What the interpreter may take to write its stacks.
+# Seconds for the interpreter to write its stacks.
 WRITE_S = 1.0
-# What a program may take of this machine's free memory, unless its task says more.
+# The share of this machine's free memory that a program may use, unless its task says more.
 FREE_SHARE = 0.75
 
 

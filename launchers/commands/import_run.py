@@ -23,7 +23,7 @@ from gptscale.results.record.files import append_row, replace_file
 from gptscale.results.record.foreign import NAMES, foreign_steps, read_foreign
 from gptscale.results.record.run_folder import check_results_folder, read_json, run_directory
 
-# What a user may say of a run. The rest follows from its steps.
+# Facts that a user may give. The rest follows from the steps.
 FACTS = sorted({*CONFIGURATION, *WORK, "peak_mem_allocated_gib"} - {"recipe_options", "imported_from", "steps"})
 # First steps that no speed counts, as in our runs.
 WARM_UP = 3

@@ -54,7 +54,7 @@ class ParityOptions:
     optimizers: str = "adamw,sgd"
     """Names with commas between."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Of all runs, that of one process included."""
+    """For all runs, that of one process included."""
     model: str = "tiny"
     """As in gptscale run."""
     n_layer: int | None = None

@@ -18,7 +18,7 @@ from gptscale.launchers.run.options import default_recipe_config
 from gptscale.launchers.run.submission import Allocation, split_sbatch
 from gptscale.recipes import get
 
-# What one device can do beside the plain step, each at equal data: the recipe, and the options that differ.
+# Techniques for one device beside the plain step, each at equal data: the recipe, and the options that differ.
 TECHNIQUES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("single", {}),
     "bf16": ("single", {"precision": "bf16"}),

@@ -256,7 +256,7 @@ def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:
 def check_same_model(reader: Reader, ready: ReadyRun) -> None:
     """Raise CheckpointError, with all that differs, unless the saved run had this model, optimizer, seed and data."""
     saved, current = reader.manifest["workload"], ready.work
-    # What was imported says what it is, and nothing of a run.
+    # An imported checkpoint says what it is, and nothing of a run.
     saved = current | saved if "imported_from" in saved else saved
     check_fixed(reader.path, saved, current, [*FIXED, "model"] if ready.run.config.is_own else FIXED)
     if saved.get("data_fingerprint") != current["data_fingerprint"] and not ready.run.config.allow_data_change:

@@ -73,7 +73,7 @@ class VisionData:
         return int(self.train.images.shape[2])
 
 
-# What the readers below return: a name for people, the two parts, and the classes.
+# The readers below return a name for people, the two parts, and the classes.
 Read = tuple[str, LabelledImages, LabelledImages, tuple[str, ...]]
 
 

@@ -153,6 +153,6 @@ STUDY = Study(
     notes=notes,
     title=lambda result: result.title(f"global batch {result.rows.batch_size.iloc[0]}"),
     draw=partial(draw, [[TRAINING], [COLUMNS[3]], [ACCURACY]], reports=REPORTS),
-    # What each strategy adds to a step, loss by epoch, and accuracy by class.
+    # The cost of each strategy in a step, loss by epoch, and accuracy by class.
     more_tables=lambda r: [step_table(r), loss_table(r.curves, REPORTS), class_table(r.groups, REPORTS)],
 )

@@ -83,7 +83,7 @@ def check_private(
         if facts is not None and ((is_open and not stat.S_ISLNK(facts.st_mode)) or facts.st_uid not in trusted):
             _refuse(f"other users may replace what lies in {level}", own)
     levels = reversed([path, *path.parents][: len(path.relative_to(base).parts) + 1])
-    # What goes away meanwhile is left out.
+    # Files that go away meanwhile are left out.
     below = (Path(folder, name) for folder, *names in os.walk(path) for name in itertools.chain(*names))
     for level in itertools.chain(levels, below if whole else ()):
         facts = _facts(level)

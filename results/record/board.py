@@ -45,7 +45,7 @@ class Board:
     def close(self, failed: bool = False) -> None:
         """Close the file, in the same way whether the run failed or not, because events cannot say that."""
         if self._file is not None:
-            # What a full disk did not take has been told.
+            # A full disk has been reported before.
             with suppress(OSError):
                 self._file.close()
             self._file = None

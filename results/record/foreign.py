@@ -23,7 +23,7 @@ NAMES = {
     "step_time_s": "step_time_s",
     "tokens_per_s": "tokens_per_s train/tokens_per_s",
     "tokens_per_s_per_device": "tokens_per_s_per_device tps throughput(tps)",
-    # Of a clock that goes on. Only --map names it, because it does not stop while a program saves or evaluates.
+    # A clock that goes on. Only --map names it, because it does not stop while a program saves or evaluates.
     "elapsed_s": "",
 }
 BYTES_MAX, FIGURE_MAX = 2**28, 1e18
@@ -57,7 +57,7 @@ def foreign_steps(lines: Lines, given: Mapping[str, str], first: int) -> tuple[l
     A line without step or loss is left out, as those of an evaluation are. Of two lines of one step the last counts.
     """
     present = {name for line in lines for name in line}
-    # Of names that are there the first wins, so that it comes last.
+    # The first name that is there wins, so that it comes last.
     used = {figure: name for figure, names in NAMES.items() for name in names.split()[::-1] if name in present}
     for figure, name in ({"step": "step", "loss": "loss"} | used | {**given}).items():
         if name not in present:
@@ -126,7 +126,7 @@ def _records(log: bytes) -> Iterator[bytes]:
     at, record = 7, b""
     while at + PART.size <= len(log):
         if BLOCK - at % BLOCK < PART.size:
-            # What is too short for a part is filled up.
+            # A rest that is too short for a part is filled up.
             at += BLOCK - at % BLOCK
             continue
         check_sum, length, kind = PART.unpack_from(log, at)

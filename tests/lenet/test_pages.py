@@ -29,7 +29,7 @@ model, tokens;| take;program,;record |;met in |;| allocated;rows |""".replace("\
 NOT_OURS = ("| report ", "| exercise", "| fp8 - ", "| bf16 - ")
 # Seconds for the GiB sent on a page are of two links.
 LINKS = {"long-sequences": (2**30 / 337.5e6, 2**30 / 35e6)}
-# What tells the rows of a CSV apart, where a table has medians of them.
+# Columns that tell the rows of a CSV apart, where a table has medians of them.
 NAMES = "variant net way gelu model contender pool_backward epoch operator what part".split()
 NUMBER = re.compile(r"(?<![\w.,-])\d[\d,]*\.\d+(?:e-\d+)?(?![\w.])")
 # Page, command, the files of its rows in results/measured, and the beginnings of the tables that the page shows.

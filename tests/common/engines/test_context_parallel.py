@@ -22,7 +22,7 @@ def test_attention_and_every_gradient_are_those_of_whole_sequences(nproc, tmp_pa
             assert max(deviations) <= TOLERANCE[case.partition(" ")[2]], case
 
 
-def test_each_rank_of_a_ring_has_a_chunk_from_the_front_and_one_from_the_back():
+def test_each_rank_of_a_ring_has_a_chunk_from_the_front_and_from_the_back():
     tokens = torch.arange(16).view(1, 16)
     parts = [shard(tokens, rank, 4, "ring").flatten().tolist() for rank in range(4)]
     assert parts[:2] == [[0, 1, 14, 15], [2, 3, 12, 13]]

@@ -65,7 +65,7 @@ def test_query_key_and_value_are_a_matrix_each():
     torch.testing.assert_close(qkv_to_hf(update, 2), expected)
 
 
-def test_matrices_of_blocks_have_a_momentum_and_all_else_the_moments_of_adamw():
+def test_matrices_have_a_momentum_and_all_else_the_moments_of_adamw():
     model, stepper = gpt_and_stepper()
     keys = {}
     for box in stepper.state():
@@ -76,7 +76,7 @@ def test_matrices_of_blocks_have_a_momentum_and_all_else_the_moments_of_adamw():
         moments = ["muon.momentum"] if is_matrix else ["muon.exp_avg", "muon.exp_avg_sq"]
         assert keys[name] == ["model", *moments]
     n, run = model.config.n_params_in_memory, Run("single", CONFIG, model.config, None, None)
-    # Of a block of width 8, 12 x 8 x 8 elements are in matrices.
+    # A block of width 8 has 12 x 8 x 8 elements in matrices.
     assert run.optimizer_bytes(n, "fp32") == 8 * n - 4 * 12 * 64 == stepper.nbytes() - 4 * n
 
 

@@ -79,7 +79,7 @@ def test_what_was_measured_costs_that_and_between_sizes_lies_a_line(file):
     assert costs.seconds(work("kernel", "add", nbytes=2**18)) == pytest.approx(0.25e-4 + KERNEL_S)
     assert costs.seconds(work("product", "mm", "bf16", flops=small / 2)) == pytest.approx(0.5e-5 + KERNEL_S)
     assert costs.seconds(work("collective", "all-reduce", nbytes=2**12, ranks=2)) == pytest.approx(1e-3)
-    # What was not measured is priced by the data sheet.
+    # Work that was not measured is priced by the data sheet.
     for other in (work("product", "mm", "fp16", flops=small), work("collective", "all-gather", nbytes=1e6, ranks=8)):
         assert costs.seconds(other) == sheet.seconds(other)
 

@@ -164,7 +164,7 @@ def test_a_program_is_the_recipe(folder, subject, name, recompute):
 
 @pytest.mark.world
 @pytest.mark.parametrize("name", [*NAMES])
-def test_a_program_computes_what_one_process_computes_and_resumes_to_the_bit(folder, subject, exact, alone, name):
+def test_a_program_computes_as_one_process_does_and_resumes_to_the_bit(folder, subject, exact, alone, name):
     ranks, is_staged = SPLITS[name].least, SPLITS[name].stages > 1
     subject = exact if is_staged else subject
     # One of them computes its blocks again, which changes no bit.
@@ -362,7 +362,7 @@ def test_each_weight_of_a_twin_has_a_value():
     assert all(0 < value.abs().max() < 9 for value in twin.state_dict().values())
 
 
-def test_a_model_that_cannot_be_narrow_is_proved_with_two_blocks_of_each_list(tmp_path, monkeypatch):
+def test_a_model_that_cannot_be_narrow_is_proved_with_two_blocks_of_a_list(tmp_path, monkeypatch):
     import transformers
 
     # A rotary part that keeps its width is wider than a narrow head.

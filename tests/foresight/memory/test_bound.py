@@ -20,7 +20,7 @@ from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import resolve
 from gptscale.recipes import RECIPES, get
 
-# What 255 ranks allocated under the mock of CUDA (2026-11-23, torch 2.11).
+# Bytes that 255 ranks allocated under the mock of CUDA (2026-11-23, torch 2.11).
 ROWS = Path(__file__).parents[3] / "results" / "measured" / "2026-11-23-mock-closed-forms.csv"
 H, ROOT, T = 64, (384 + 128) * 64, 64
 SHAPE = f"--n-layer 2 --n-head 4 --n-embd {H} --vocab-size 384 --seq-len {T} --global-batch-size 8".split()

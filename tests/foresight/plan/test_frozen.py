@@ -1,4 +1,4 @@
-"""A saved plan: nothing in it can change unseen, and a run is held to it."""
+"""A saved plan: nothing in it can change unseen, and a run is compared with it."""
 
 import json
 

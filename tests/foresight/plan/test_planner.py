@@ -39,7 +39,7 @@ def plan_row(run, config, cluster):
     return PlannedRow(run, config, cluster, places_of(run, config), 1.0)
 
 
-def test_tensor_ranks_divide_the_heads_and_an_unknown_layout_is_not_planned(monkeypatch):
+def test_tensor_ranks_divide_heads_and_an_unknown_layout_is_not_planned(monkeypatch):
     monkeypatch.setitem(RECIPES, "ddp", RECIPES["ddp"]._replace(memory="drift"))
     cluster = gpu_cluster("h100-80", 1, 8, None)
     config = RunConfig(model="gpt2-xl", global_batch_size=32, precision="bf16", device="cuda")

@@ -119,7 +119,7 @@ def message(name="send", peers=(0, 1), nbytes=1e9, **more):
     return collective(name, nbytes, 16, 8, sizes=(*peers, 0, 0), **more)
 
 
-def test_messages_that_start_together_cross_and_those_between_machines_take_longer():
+def test_messages_cross_and_those_between_machines_take_longer():
     near, far, own = (H100.seconds(message(peers=peers)) for peers in ((0, 7), (0, 8), (0, 0)))
     assert near == pytest.approx(1e9 / (450e9 * H100.reached.inside), rel=0.02)
     assert far == pytest.approx(1e9 / (400e9 / 8 * H100.reached.outside), rel=0.02)
@@ -142,7 +142,7 @@ def test_attention_on_few_tokens_and_products_of_an_older_torch_are_slower():
     assert costs_of("h100-96").reached == older.reached
 
 
-def test_a_kernel_is_as_long_as_its_bytes_take_unless_it_moves_numbers_to_other_places():
+def test_a_kernel_is_as_long_as_its_bytes_unless_it_permutes_numbers():
     works = [Work(0.0, "kernel", 0, name, nbytes=3.35e9) for name in ("add", "clone")]
     (add, clone), (faster, same) = ([costs.seconds(work) for work in works] for costs in (H100, costs_of("h200")))
     assert add == pytest.approx(KERNEL_S + 1e-3 / H100.reached.memory)

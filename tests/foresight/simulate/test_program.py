@@ -302,7 +302,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 keep = dict(use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts([torch.ops.aten.mm.default]))
 for number in range(3):
     number == 2 and model.compile(fullgraph=True)
-    # What compiled code computes is recorded, and what comes after it.
+    # The work of compiled code is recorded, and the work after it.
     checkpoint(torch.nn.functional.gelu, model(torch.ones(8, 64, device="cuda")), **keep).sum().backward()
     checkpoint(model, torch.ones(8, 64, device="cuda"), **keep).sum().backward()
     optimizer.step()

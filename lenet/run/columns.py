@@ -11,7 +11,6 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.settings.user_file import read_table
 from gptscale.results.columns import RunTable, read_columns
 
-# Version 1 had no backend, loss_scale, skipped_steps and no columns of the usage sampler. Version 2 had no verdicts.
 LENET = RunTable("lenet.csv", read_columns(Path(__file__).with_name("columns.csv")))
 # Runs that differ in the first did other work. Runs of the same work that differ in the second are compared with each other.
 WORK, CONFIGURATION = (
@@ -41,7 +40,8 @@ def read_summary(path: Path) -> pd.DataFrame:
     try:
         rows = pd.read_csv(io.StringIO(text[: text.rfind("\n") + 1]), dtype=str, keep_default_na=False)
         new = [column.name for column in LENET.columns if column.since > 1 and column.name not in rows]
-        rows, numbers = rows.reindex(columns=[*rows.columns, *new], fill_value=""), LENET.of_type(float)
+        before = {column.name: {"": column.before} for column in LENET.columns if column.before}
+        rows, numbers = rows.reindex(columns=[*rows.columns, *new], fill_value="").replace(before), LENET.of_type(float)
         rows[numbers] = rows[numbers].replace("nan", "").apply(pd.to_numeric)
     except (ValueError, KeyError) as error:
         raise refuse(str(error).splitlines()[0][:100]) from None

@@ -83,8 +83,8 @@ def _names(groups: Sequence[pd.DataFrame]) -> list[str]:
     differing = [name for name in CONFIGURATION if len({str(group[name].iloc[0]) for group in groups}) > 1]
     names = []
     for group in groups:
-        row = group.iloc[0]
-        names.append(visible(" ".join([str(row.model), *(f"{name}={row[name] or 'none'}" for name in differing)])))
+        row = group.iloc[0].replace("", "none")
+        names.append(visible(" ".join([str(row.model), *(f"{name}={row[name]}" for name in differing)])))
     return names
 
 

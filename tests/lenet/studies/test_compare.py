@@ -7,7 +7,7 @@ import pytest
 from gptscale.common.errors import ConfigError
 from gptscale.launchers.commands.compare import main
 from gptscale.lenet.run.columns import LENET
-from gptscale.lenet.studies.compare import compare, load
+from gptscale.lenet.studies.compare import compare, load, read_epochs
 from gptscale.results.record.files import append_row
 
 RUN = {"status": "ok", "model": "lenet", "data": "digits", "n_params": 61706, "n_train": 1348, "n_test": 449}
@@ -28,7 +28,8 @@ def left(folder, name, **cells):
 @pytest.fixture
 def folder(tmp_path):
     for seed, accuracy in ((1, 0.90), (2, 0.94)):
-        left(tmp_path, f"full{seed}", seed=seed, test_accuracy=accuracy)
+        # The second is as of a version without this column.
+        left(tmp_path, f"full{seed}", seed=seed, test_accuracy=accuracy, momentum=0.9 if seed == 1 else "")
         other = {"test_accuracy": accuracy - 0.01, "precision": "bf16", "images_per_s": 9000.0 + seed}
         left(tmp_path, f"half{seed}", seed=seed, **other)
     return tmp_path
@@ -45,9 +46,10 @@ def test_repeats_are_one_line_and_the_best_accuracy_is_first(folder):
 
 def test_other_work_and_failed_runs_are_said_and_not_ranked(folder):
     left(folder, "longer", epochs=3, test_accuracy=0.99)
+    left(folder, "no repeat", momentum=0.0)
     left(folder, "broken", status="failed", error="loss nan", test_accuracy=0.0)
     comparison = compare(load([folder]))
-    assert sum(len(rows) for rows in comparison.ranked.values()) == 4
+    assert sorted(len(rows) for rows in comparison.ranked.values()) == [1, 2, 2]
     assert any("epochs 3 (ranked: 2)" in note for note in comparison.notes)
     assert any("broken: failed, loss nan" in note for note in comparison.notes)
 
@@ -75,7 +77,5 @@ def test_what_cannot_be_compared_is_refused(folder, words, monkeypatch):
 def test_a_foreign_name_leads_nowhere(folder):
     secret = folder.parent / "epochs.csv"
     secret.write_text("epoch,train_loss,test_accuracy\n1,2,3\n")
-    from gptscale.lenet.studies.compare import read_epochs
-
     assert read_epochs(str(folder), "../../..") is None
     assert read_epochs(str(folder), "gone") is None

@@ -97,11 +97,11 @@ def launch_run(config: VisionConfig, nproc: int) -> int:
     from gptscale.launchers.run.record import new_run_id
     from gptscale.launchers.run.verdict import tell_verdict
     from gptscale.lenet.run.columns import LENET
-    from gptscale.lenet.run.preflight import make_plan
+    from gptscale.lenet.run.preflight import ready_run
     from gptscale.results.record.launch_with_row import launch_with_row
 
     # A mistake is one line of this process, before any other process starts.
-    make_plan(config, world_of(config.device, config.dist_timeout_s, nproc))
+    ready_run(config, world_of(config.device, config.dist_timeout_s, nproc))
     name = config.run_name or new_run_id(f"lenet-{config.model}")
     words = option_words(dataclasses.replace(config, run_name=name))
     program = Program("gptscale.lenet.run.worker", tuple(words), imports=imports_of(config))

@@ -76,11 +76,11 @@ def main(argv: Sequence[str]) -> int:
     """Measure all contenders, print the table, write the file."""
     options = parse(LenetBenchOptions, argv, prog="python -m benchmarks.lenet", about="Beside a plain PyTorch script.")
     # It imports torch, so not before the options are read.
-    from gptscale.lenet.run.preflight import make_plan, world_from_environment
+    from gptscale.lenet.run.preflight import ready_run, world_from_environment
 
     config = VisionConfig(data=options.data, data_dir=options.data_dir, download=options.download, device="cpu")
     # A mistake in the data is one line of this process, before any contender starts.
-    make_plan(config, world_from_environment(config))
+    ready_run(config, world_from_environment(config))
     contenders = [LenetContender(name) for name in CONTENDERS]
     for turn in range(options.rounds):
         for contender in contenders:

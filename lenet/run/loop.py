@@ -10,7 +10,7 @@ from torch import Tensor
 from gptscale.common.engine import Batch
 from gptscale.lenet.data.loader import rank_part
 from gptscale.lenet.run.engine import VisionEngine
-from gptscale.lenet.run.preflight import VisionPlan
+from gptscale.lenet.run.preflight import ReadyVisionRun
 from gptscale.lenet.run.record import VisionRecorder
 
 EVAL_BATCH_SIZE = 1000
@@ -19,8 +19,8 @@ EVAL_BATCH_SIZE = 1000
 class VisionBatches:
     """This rank's batches of training images, epoch after epoch, from any step on."""
 
-    def __init__(self, plan: VisionPlan) -> None:
-        self.loader, self.per_epoch = plan.loader(), plan.batch_order.steps_per_epoch
+    def __init__(self, ready: ReadyVisionRun) -> None:
+        self.loader, self.per_epoch = ready.loader(), ready.batch_order.steps_per_epoch
         self._next: int | None = None
 
     def get(self, step: int) -> Batch:
@@ -36,15 +36,15 @@ class VisionBatches:
 class EpochEnd:
     """The end of an epoch: a test if it is due, and the epoch's row."""
 
-    def __init__(self, plan: VisionPlan, engine: VisionEngine, recorder: VisionRecorder) -> None:
-        self.plan, self.engine, self.recorder, self.test = plan, engine, recorder, TestSet(plan)
+    def __init__(self, ready: ReadyVisionRun, engine: VisionEngine, recorder: VisionRecorder) -> None:
+        self.ready, self.engine, self.recorder, self.test = ready, engine, recorder, TestSet(ready)
 
     def __call__(self, step: int) -> None:
         """Test and record after 1-based `step`, if it ends an epoch."""
-        if not self.plan.ends_epoch(step):
+        if not self.ready.ends_epoch(step):
             return
-        epoch, began_s, score = -(-step // self.plan.batch_order.steps_per_epoch), time.perf_counter(), None
-        if epoch % self.plan.config.eval_every == 0 or step == self.plan.steps:
+        epoch, began_s, score = -(-step // self.ready.batch_order.steps_per_epoch), time.perf_counter(), None
+        if epoch % self.ready.config.eval_every == 0 or step == self.ready.steps:
             self.engine.settle()
             score = self.engine.evaluate(self.test.batches())
         self.recorder.end_epoch(epoch, step, score, time.perf_counter() - began_s)
@@ -53,10 +53,10 @@ class EpochEnd:
 class TestSet:
     """This rank's part of the test images, on the device: the parts of all ranks together hold each image once."""
 
-    def __init__(self, plan: VisionPlan) -> None:
-        test, device = plan.data.test, plan.world.device
-        part = rank_part(len(test), plan.world.rank, plan.world.world_size)
-        self.normalise = plan.normalise()
+    def __init__(self, ready: ReadyVisionRun) -> None:
+        test, device = ready.data.test, ready.world.device
+        part = rank_part(len(test), ready.world.rank, ready.world.world_size)
+        self.normalise = ready.normalise()
         self.images, self.labels = test.images[part].to(device), test.labels[part].to(device)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:

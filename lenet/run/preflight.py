@@ -1,4 +1,4 @@
-"""The checks of a vision run before it starts, without a process group, a model or a new file, and the plan they return."""
+"""The checks of a vision run before it starts, without a process group, a model or a new file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FIXED = (
 
 
 @dataclass(frozen=True)
-class VisionPlan:
+class ReadyVisionRun:
     """A vision run that has passed all checks, with its options resolved and its images in memory."""
 
     recipe: ClassVar[str] = "lenet"
@@ -50,7 +50,7 @@ class VisionPlan:
 
     @property
     def run(self) -> Any:
-        """The plan itself, which has what core asks of a checked run of the GPT, and of its `run`."""
+        """The run itself, which has what core asks of a checked run of the GPT, and of its `run`."""
         return self
 
     @property
@@ -100,7 +100,7 @@ class VisionPlan:
         return FastLoader(*given) if self.config.loader == "fast" else PilLoader(*given, self.config.num_workers)
 
 
-def make_plan(config: VisionConfig, world: World) -> VisionPlan:
+def ready_run(config: VisionConfig, world: World) -> ReadyVisionRun:
     """Check a run and resolve it.
 
     Every GptscaleError that a user can prevent is raised here.
@@ -119,14 +119,14 @@ def make_plan(config: VisionConfig, world: World) -> VisionPlan:
     check_shared_memory(config, batch_order, data)
     folder = resume_folder(config.out, config.run_name, config.resume)
     resume = None if folder is None else checkpoints_in(folder, "--save-every N")
-    plan = VisionPlan(config, world, data, batch_order, resume)
-    if plan.resume is not None and world.is_main:
-        if (plan.resume / "manifest.json").exists():
-            plan.check_same_work(Reader(plan.resume).verify())
-        elif (newest := newest_readable(plan.resume)) is not None:
+    ready = ReadyVisionRun(config, world, data, batch_order, resume)
+    if ready.resume is not None and world.is_main:
+        if (ready.resume / "manifest.json").exists():
+            ready.check_same_work(Reader(ready.resume).verify())
+        elif (newest := newest_readable(ready.resume)) is not None:
             # Its bytes are verified when it is loaded, and an older one may take its place, of the same run.
-            check_fixed(newest.path, newest.manifest["workload"], plan.work, FIXED)
-    return plan
+            check_fixed(newest.path, newest.manifest["workload"], ready.work, FIXED)
+    return ready
 
 
 def check_shared_memory(

@@ -26,7 +26,7 @@ from gptscale.launchers.run.record import RunRecord
 from gptscale.lenet.run.columns import EPOCH_COLUMNS, LENET, STEP_COLUMNS, WARMUP_STEPS, fractions
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.engine import Score
-from gptscale.lenet.run.preflight import VisionPlan
+from gptscale.lenet.run.preflight import ReadyVisionRun
 from gptscale.lenet.run.strategy import backend_of, other_devices, strategy_of
 from gptscale.results.record.console import Bar
 from gptscale.results.record.facts import git_commit
@@ -58,11 +58,11 @@ class VisionRecorder(Recorder):
     """
 
     def __init__(
-        self, plan: VisionPlan, folder: Path, *, start_step: int, past: EarlierProgress, began: float,
+        self, ready: ReadyVisionRun, folder: Path, *, start_step: int, past: EarlierProgress, began: float,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
-        super().__init__(plan.run, folder, start_step=start_step, clock=clock)
-        self.plan, self.past, self.began = plan, past, began
+        super().__init__(ready.run, folder, start_step=start_step, clock=clock)
+        self.ready, self.past, self.began = ready, past, began
         self.eval_time_s = 0.0
         self.updates_s: list[float] = []
         self.n_steps = 0
@@ -75,13 +75,13 @@ class VisionRecorder(Recorder):
         self._epoch_time_s, self._epoch_steps = 0.0, 0
 
     def __enter__(self) -> VisionRecorder:
-        config, world = self.plan.config, self.plan.world
+        config, world = self.ready.config, self.ready.world
         if world.is_main:
             self._log = StepLog(self.folder / "steps.csv", STEP_COLUMNS, after_step=self.start_step)
-            done = self.start_step // self.plan.batch_order.steps_per_epoch
+            done = self.start_step // self.ready.batch_order.steps_per_epoch
             self._evals = StepLog(self.folder / "epochs.csv", EPOCH_COLUMNS, after_step=done)
             self._begin_boards()
-            self._bar = Bar(config.model, self.plan.steps)
+            self._bar = Bar(config.model, self.ready.steps)
         reset_peak_memory(world.device)
         workers = config.num_workers if config.loader == "dataloader" else 0
         self._machine = MachineClock(world.device, torch.get_num_threads() + workers)
@@ -114,7 +114,7 @@ class VisionRecorder(Recorder):
         return super().step(step, lr, result)
 
     def _ends_window(self, step: int) -> bool:
-        return step % self.plan.config.log_every == 0 or self.plan.ends_epoch(step)
+        return step % self.ready.config.log_every == 0 or self.ready.ends_epoch(step)
 
     def _read_window(self) -> None:
         """Wait for the device once, copy all pending losses at once, and write their steps."""
@@ -122,7 +122,7 @@ class VisionRecorder(Recorder):
             return
         window, self._pending = self._pending, []
         hosts_s, self._host_s = self._host_s, []
-        world = self.plan.world
+        world = self.ready.world
         losses = torch.stack([p.result.loss.float() for p in window])
         if world.world_size > 1:
             dist.all_reduce(losses)
@@ -158,7 +158,7 @@ class VisionRecorder(Recorder):
             self.data_waits_s.append(p.data_wait_s)
             self.updates_s.append(update_s)
         if self._log:
-            epoch = -(-p.step // self.plan.batch_order.steps_per_epoch)
+            epoch = -(-p.step // self.ready.batch_order.steps_per_epoch)
             times = {"load_s": p.data_wait_s, "update_s": update_s}
             self._log.append({"step": p.step, "epoch": epoch, "loss": loss, "lr": p.lr, "skipped": skipped} | times)
         if not math.isfinite(loss):
@@ -171,10 +171,10 @@ class VisionRecorder(Recorder):
         self.train_time_s += seconds
         self.eval_time_s += eval_time_s
         loss = past.epoch_loss_sum / past.epoch_steps
-        rate = self._epoch_steps * self.plan.config.batch_size / seconds
+        rate = self._epoch_steps * self.ready.config.batch_size / seconds
         past.epoch_loss_sum, past.epoch_steps = 0.0, 0
         self._epoch_time_s, self._epoch_steps = 0.0, 0
-        line = f"epoch {epoch:>{len(str(self.plan.config.epochs))}}/{self.plan.config.epochs}  loss {loss:.4f}"
+        line = f"epoch {epoch:>{len(str(self.ready.config.epochs))}}/{self.ready.config.epochs}  loss {loss:.4f}"
         row: dict[str, Any] = dict.fromkeys(EPOCH_COLUMNS)
         row |= {"epoch": epoch, "step": step, "train_loss": loss, "train_time_s": seconds, "images_per_s": rate}
         if score is not None:
@@ -200,7 +200,7 @@ class VisionRecorder(Recorder):
 
     def figures(self) -> dict[str, Any]:
         """Return the measured columns of the summary row."""
-        config = self.plan.config
+        config = self.ready.config
         row: dict[str, Any] = {"loss_first": self.past.loss_first, "loss_last": self.loss_last}
         if config.resolved_loss_scale not in (None, "none"):
             row["skipped_steps"] = self.past.skipped_steps
@@ -215,7 +215,7 @@ class VisionRecorder(Recorder):
             rate = n * config.batch_size / (load_s + update_s)
             # Means and not medians: the fast loader prepares several batches at once, and most steps wait for nothing.
             row |= {"load_s": load_s / n, "update_s": update_s / n, "load_fraction": load_s / (load_s + update_s)}
-            row |= {"images_per_s": rate, "images_per_s_per_device": rate / self.plan.world.world_size}
+            row |= {"images_per_s": rate, "images_per_s_per_device": rate / self.ready.world.world_size}
         return row
 
 
@@ -230,13 +230,14 @@ class VisionRecord(RunRecord):
     """
 
     table = LENET
+    ready: ReadyVisionRun  # type: ignore[assignment]
     recorder: VisionRecorder | None
     n_params: int | None = None
 
-    def __init__(self, plan: VisionPlan, *, began: float, data_time_s: float) -> None:
-        super().__init__(plan.run, f"lenet-{plan.config.model}")
-        self.plan, self.began, self.data_time_s = plan, began, data_time_s
-        self.sampler = UsageSampler(plan.world.device, others=other_devices(plan.config, plan.world))
+    def __init__(self, ready: ReadyVisionRun, *, began: float, data_time_s: float) -> None:
+        super().__init__(ready.run, f"lenet-{ready.config.model}")
+        self.began, self.data_time_s = began, data_time_s
+        self.sampler = UsageSampler(ready.world.device, others=other_devices(ready.config, ready.world))
 
     def check_space(self) -> None:
         """Do nothing: how much a checkpoint takes is known when the engine is built."""
@@ -255,9 +256,9 @@ class VisionRecord(RunRecord):
         recorder = self.recorder
         if recorder is None or not recorder.updates_s:
             return None
-        config = self.plan.config
+        config = self.ready.config
         facts = RunFacts(
-            "", cuda=self.plan.world.device.type == "cuda", micro_batch_size=config.batch_size,
+            "", cuda=self.ready.world.device.type == "cuda", micro_batch_size=config.batch_size,
             right_threads=right_threads(), slow_loader=config.loader == "dataloader",
         )  # fmt: skip
         times_s = [load + update for load, update in zip(recorder.data_waits_s, recorder.updates_s, strict=True)]
@@ -267,26 +268,25 @@ class VisionRecord(RunRecord):
         print_summary(self.row, path, self.folder)
 
     def identity(self) -> dict[str, Any]:
-        plan = self.plan
-        config, data, world = plan.config, plan.data, plan.world
+        config, data, world = self.ready.config, self.ready.data, self.ready.world
         return {name: getattr(config, name) for name in OPTION_COLUMNS} | {
             "run_id": self.run_id, "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "n_params": self.n_params, "data": data.name, "n_train": len(data.train), "n_test": len(data.test),
             "image_size": data.side, "strategy": strategy_of(config, world), "backend": backend_of(config, world),
-            "loss_scale": config.resolved_loss_scale, "world_size": world.world_size, "steps": plan.steps,
+            "loss_scale": config.resolved_loss_scale, "world_size": world.world_size, "steps": self.ready.steps,
             "device": device_name(world.device), "threads": torch.get_num_threads(), "host": host_name(),
             "torch_version": torch.__version__, "git_commit": git_commit(),
-            "workload_hash": workload_hash(plan.work),
+            "workload_hash": workload_hash(self.ready.work),
         }  # fmt: skip
 
     def run_json(self) -> dict[str, Any]:
         """Return the content of run.json, which is all that is needed to repeat the run."""
         return {
             "run_id": self.run_id,
-            "config": dataclasses.asdict(self.plan.config),
+            "config": dataclasses.asdict(self.ready.config),
             "identity": self.identity(),
-            "workload": self.plan.work,
-            "classes": self.plan.data.classes,
+            "workload": self.ready.work,
+            "classes": self.ready.data.classes,
             "environment": {"python": platform.python_version(), "platform": platform.platform()},
         }
 

@@ -23,28 +23,28 @@ from gptscale.common.engines.torch_engine import tell_backward
 from gptscale.common.process.world import agree_any
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.loop import VisionBatches
-from gptscale.lenet.run.preflight import VisionPlan
+from gptscale.lenet.run.preflight import ReadyVisionRun
 from gptscale.lenet.run.record import VisionRecorder
 from gptscale.lenet.run.strategy import local_machine
 
 
 def train_by_trainer(
-    plan: VisionPlan, engine: VisionEngine, data: VisionBatches, recorder: VisionRecorder, *, start: int, steps: int,
+    ready: ReadyVisionRun, engine: VisionEngine, data: VisionBatches, recorder: VisionRecorder, *, start: int, steps: int,
     **after_step: Callable[..., Any],
 ) -> int:  # fmt: skip
     """Do what `common.train.train` does, by the Trainer.
 
     after_step: its `lr_at`, `evaluate`, `save` and `stop_requested`.
     """
-    bare = plan.config.strategy == "trainer_bare"
-    module = VisionModule(plan, engine, data, recorder, start, logs=not bare)
+    bare = ready.config.strategy == "trainer_bare"
+    module = VisionModule(ready, engine, data, recorder, start, logs=not bare)
     vars(module).update(after_step)
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     trainer = pytorch_lightning.Trainer(
-        **local_machine(plan.world),
+        **local_machine(ready.world),
         strategy=DDPStrategy(),
         plugins=[TorchElasticEnvironment()],
-        max_epochs=plan.config.epochs - start // plan.batch_order.steps_per_epoch,
+        max_epochs=ready.config.epochs - start // ready.batch_order.steps_per_epoch,
         max_steps=steps - start,
         barebones=bare,
         default_root_dir=recorder.folder / "lightning",
@@ -89,11 +89,11 @@ class VisionModule(pytorch_lightning.LightningModule):
 
     def __init__(
         self,
-        plan: VisionPlan, engine: VisionEngine, data: VisionBatches, recorder: VisionRecorder, start: int, *, logs: bool,
+        ready: ReadyVisionRun, engine: VisionEngine, data: VisionBatches, recorder: VisionRecorder, start: int, *, logs: bool,
     ) -> None:  # fmt: skip
         super().__init__()
         self.network = engine.module
-        self.plan, self.engine, self.data, self.recorder, self.logs = plan, engine, data, recorder, logs
+        self.ready, self.engine, self.data, self.recorder, self.logs = ready, engine, data, recorder, logs
         self.step = start
         self.signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
@@ -129,6 +129,6 @@ class VisionModule(pytorch_lightning.LightningModule):
         with self.recorder.paused():
             self.evaluate(self.step)
             stop = synchronised and agree_any(self.stop_requested())
-            self.save(self.step, stop or self.step == self.plan.steps)
+            self.save(self.step, stop or self.step == self.ready.steps)
         if stop:
             self.trainer.should_stop = True

@@ -30,7 +30,7 @@ from gptscale.launchers.run.worker import facts_to_compare, take_evidence, train
 from gptscale.lenet.run.config import BY_TRAINER, VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.loop import EpochEnd, VisionBatches
-from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
+from gptscale.lenet.run.preflight import ReadyVisionRun, ready_run, world_from_environment
 from gptscale.lenet.run.record import EarlierProgress, VisionRecord, VisionRecorder
 from gptscale.lenet.run.strategy import backend_of
 
@@ -54,14 +54,14 @@ def train(config: VisionConfig, world: World) -> RunOutcome:
     starts. An error after that is in the outcome and in the run's row.
     """
     began = time.perf_counter()
-    plan = make_plan(config, world)
+    ready = ready_run(config, world)
     data_time_s = time.perf_counter() - began
     backend, records = backend_of(config, world), []
-    facts = facts_to_compare(plan.data.fingerprint, world, config)
+    facts = facts_to_compare(ready.data.fingerprint, world, config)
     group = process_group(world, facts=facts, cuda_backend=backend) if backend else nullcontext()
 
     def begin_record() -> VisionRecord:
-        records.append(VisionRecord(plan, began=began, data_time_s=data_time_s))
+        records.append(VisionRecord(ready, began=began, data_time_s=data_time_s))
         return records[0]
 
     status = train_and_record(world, group, begin_record, _train)
@@ -70,22 +70,22 @@ def train(config: VisionConfig, world: World) -> RunOutcome:
     return RunOutcome(status, records[0].row, records[0].folder)
 
 
-def loop_of(plan: VisionPlan) -> Callable[..., int]:
+def loop_of(ready: ReadyVisionRun) -> Callable[..., int]:
     """Return the function that takes the steps of a run: the one training loop, or Lightning's."""
-    if plan.config.strategy not in BY_TRAINER:
+    if ready.config.strategy not in BY_TRAINER:
         return train_steps
     from gptscale.lenet.run.trainer import train_by_trainer
 
-    return partial(train_by_trainer, plan)
+    return partial(train_by_trainer, ready)
 
 
 def _train(record: VisionRecord, stop: StopRequest) -> int:
     """Build the engine, resume, train and test, and return the exit status: not 0 if the run was asked to stop early."""
-    plan, folder, past = record.plan, record.folder, EarlierProgress()
-    engine = VisionEngine(plan.config, plan.shape, plan.world)
+    ready, folder, past = record.ready, record.folder, EarlierProgress()
+    engine = VisionEngine(ready.config, ready.shape, ready.world)
     record.n_params = sum(p.numel() for p in engine.module.parameters())
-    if plan.world.is_main:
-        check_space(plan, engine, folder)
+    if ready.world.is_main:
+        check_space(ready, engine, folder)
 
     def restore(reader: Reader) -> None:
         nonlocal past
@@ -94,59 +94,59 @@ def _train(record: VisionRecord, stop: StopRequest) -> int:
         except (KeyError, TypeError) as error:
             raise damaged(reader.path, "manifest.json", f"has no valid 'past' ({error})") from None
 
-    start = resume(plan.run, engine, folder / "checkpoints", restore)
-    recorder = VisionRecorder(plan, folder, start_step=start, past=past, began=record.began)
+    start = resume(ready.run, engine, folder / "checkpoints", restore)
+    recorder = VisionRecorder(ready, folder, start_step=start, past=past, began=record.began)
     record.recorder = recorder
     with recorder:
         with record.sampler:
-            last = loop_of(plan)(
-                engine, VisionBatches(plan), recorder, lr_at=plan.lr_at, start=start, steps=plan.steps,
-                evaluate=EpochEnd(plan, engine, recorder), stop_requested=stop,
-                save=VisionSaver(plan, engine, recorder, folder / "checkpoints"),
+            last = loop_of(ready)(
+                engine, VisionBatches(ready), recorder, lr_at=ready.lr_at, start=start, steps=ready.steps,
+                evaluate=EpochEnd(ready, engine, recorder), stop_requested=stop,
+                save=VisionSaver(ready, engine, recorder, folder / "checkpoints"),
             )  # fmt: skip
-        status = stop.exit_status if last < plan.steps else 0
+        status = stop.exit_status if last < ready.steps else 0
         record.steps_are_over(engine, status)
     # The evidence is of steps of our loop.
-    if not (status or plan.config.strategy in BY_TRAINER):
-        record.evidence = _evidence(plan, engine, recorder)
+    if not (status or ready.config.strategy in BY_TRAINER):
+        record.evidence = _evidence(ready, engine, recorder)
     return status
 
 
 class VisionSaver(Saver):
     """Saves a checkpoint every `save_every` epochs, at the end, and when the run is asked to stop."""
 
-    def __init__(self, plan: VisionPlan, engine: VisionEngine, recorder: VisionRecorder, folder: Path) -> None:
-        super().__init__(plan.run, engine, folder, recorder.sync, SpikeWatch())
-        self.every, self.past = plan.config.save_every * plan.batch_order.steps_per_epoch, recorder.past
+    def __init__(self, ready: ReadyVisionRun, engine: VisionEngine, recorder: VisionRecorder, folder: Path) -> None:
+        super().__init__(ready.run, engine, folder, recorder.sync, SpikeWatch())
+        self.every, self.past = ready.config.save_every * ready.batch_order.steps_per_epoch, recorder.past
 
     def facts(self, step: int) -> dict[str, Any]:
         return {"past": dataclasses.asdict(self.past)}
 
 
-def check_space(plan: VisionPlan, engine: VisionEngine, folder: Path) -> None:
+def check_space(ready: ReadyVisionRun, engine: VisionEngine, folder: Path) -> None:
     """Raise StorageError if the checkpoints and logs of a run cannot fit on the disk of its `folder`."""
-    config, epochs = plan.config, -(-plan.steps // plan.batch_order.steps_per_epoch)
+    config, epochs = ready.config, -(-ready.steps // ready.batch_order.steps_per_epoch)
     check_free(
         folder,
         saves=-(-epochs // config.save_every) if config.save_every else 0,
         keep=config.keep_checkpoints,
         checkpoint_bytes=sum(shard.tensor.nbytes for shard in engine.state()),
-        log_bytes=OTHER_BYTES + plan.steps * (ROW_BYTES + EVENT_BYTES * config.tensorboard),
+        log_bytes=OTHER_BYTES + ready.steps * (ROW_BYTES + EVENT_BYTES * config.tensorboard),
     )
 
 
-def _evidence(plan: VisionPlan, engine: VisionEngine, recorder: VisionRecorder) -> RankEvidence | None:
+def _evidence(ready: ReadyVisionRun, engine: VisionEngine, recorder: VisionRecorder) -> RankEvidence | None:
     """Return what a few steps more show, or None for a run that gets no verdict."""
-    if not plan.config.verdict or recorder.n_steps < VERDICT_STEPS_MIN:
+    if not ready.config.verdict or recorder.n_steps < VERDICT_STEPS_MIN:
         return None
-    data = VisionBatches(plan)
+    data = VisionBatches(ready)
 
     def batch_of(i: int, part: int) -> Batch:
-        batch = data.get(plan.planned_steps + i)
+        batch = data.get(ready.planned_steps + i)
         n = max(1, len(batch.targets) // part)
         return batch._replace(inputs=batch.inputs[:n], targets=batch.targets[:n])
 
-    return take_evidence(engine, recorder, batch_of, short=plan.world.device.type == "cpu")
+    return take_evidence(engine, recorder, batch_of, short=ready.world.device.type == "cpu")
 
 
 def worker(argv: Sequence[str]) -> int:

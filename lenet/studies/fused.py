@@ -24,7 +24,7 @@ from gptscale.results.render import DPI, subplots
 if TYPE_CHECKING:
     import pandas as pd
 
-    from gptscale.lenet.run.preflight import VisionPlan
+    from gptscale.lenet.run.preflight import ReadyVisionRun
 
 NETS = ("conv2_shared", "conv2_independent", "conv10_shared", "conv10_independent")
 
@@ -95,7 +95,7 @@ def measured(options: FusedOptions) -> pd.DataFrame:
     import torch
 
     from gptscale.common.measure.devices import device_name
-    from gptscale.lenet.run.preflight import make_plan, world_from_environment
+    from gptscale.lenet.run.preflight import ready_run, world_from_environment
     from gptscale.ops import registry as library
 
     share_cores()
@@ -103,7 +103,7 @@ def measured(options: FusedOptions) -> pd.DataFrame:
     names = "data data_dir download epochs max_steps batch_size optimizer lr device".split()
     config = VisionConfig(augment="none", channels_last=False, **{name: getattr(options, name) for name in names})
     world = world_from_environment(config)
-    plan = make_plan(config, world)
+    ready = ready_run(config, world)
     library.ready()
     rows = []
     for turn in range(options.repeats):
@@ -112,17 +112,17 @@ def measured(options: FusedOptions) -> pd.DataFrame:
                 print(f"round {turn + 1} of {options.repeats}: {net}, {variant.name}", flush=True)
                 seed = options.first_seed + turn
                 device = world.device if variant.device == "cuda" else torch.device("cpu")
-                run = replace(plan, config=replace(config, model=net, seed=seed), world=replace(world, device=device))
+                run = replace(ready, config=replace(config, model=net, seed=seed), world=replace(world, device=device))
                 rows.append({"net": net, "way": variant.name, "seed": seed} | train(variant, run))
     return pd.DataFrame(rows).assign(
-        data=plan.data.name, batch_size=options.batch_size, epochs=options.epochs, steps=plan.steps,
+        data=ready.data.name, batch_size=options.batch_size, epochs=options.epochs, steps=ready.steps,
         optimizer=options.optimizer, lr=options.lr, device=device_name(world.device), threads=torch.get_num_threads(),
         torch_version=torch.__version__,
     )  # fmt: skip
 
 
-def train(variant: NetVariant, plan: VisionPlan) -> dict[str, float]:
-    """Train the net of the plan, and return the seconds of all steps, the first and last loss, and the test accuracy.
+def train(variant: NetVariant, ready: ReadyVisionRun) -> dict[str, float]:
+    """Train the net of the ready, and return the seconds of all steps, the first and last loss, and the test accuracy.
 
     Forward and backward each end by waiting for the device, so that their sum is no step time.
     """
@@ -133,7 +133,7 @@ def train(variant: NetVariant, plan: VisionPlan) -> dict[str, float]:
     from gptscale.lenet.run.engine import VisionEngine
     from gptscale.lenet.run.loop import TestSet, VisionBatches
 
-    engine, data, times = VisionEngine(plan.config, plan.shape, plan.world), VisionBatches(plan), dict[str, float]()
+    engine, data, times = VisionEngine(ready.config, ready.shape, ready.world), VisionBatches(ready), dict[str, float]()
     assert isinstance(engine.module, Convolutions)
     engine.module.fused = variant.fused
     # As torch has it unless it is told: the engine switches TF32 off.
@@ -141,10 +141,10 @@ def train(variant: NetVariant, plan: VisionPlan) -> dict[str, float]:
 
     def timed(name: str, work: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def work_timed(argument: Any) -> Any:
-            synchronize(plan.world.device)
+            synchronize(ready.world.device)
             began = time.perf_counter()
             result = work(argument)
-            synchronize(plan.world.device)
+            synchronize(ready.world.device)
             times[name] = times.get(name, 0.0) + time.perf_counter() - began
             return result
 
@@ -154,8 +154,8 @@ def train(variant: NetVariant, plan: VisionPlan) -> dict[str, float]:
     library: Any = torch.backends.mkldnn if variant.device == "cpu" else torch.backends.cudnn
     before, library.enabled = library.enabled, variant.library
     try:
-        losses = [engine.train_step(data.get(step), plan.config.lr).loss for step in range(plan.steps)]
-        accuracy = engine.evaluate(TestSet(plan).batches()).accuracy
+        losses = [engine.train_step(data.get(step), ready.config.lr).loss for step in range(ready.steps)]
+        accuracy = engine.evaluate(TestSet(ready).batches()).accuracy
     finally:
         library.enabled = before
     return times | {"loss_first": losses[0].item(), "loss_last": losses[-1].item(), "accuracy": accuracy}

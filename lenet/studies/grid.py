@@ -92,12 +92,12 @@ def run_at_once(run: Callable[..., None], runs: Sequence[tuple[Any, ...]], n: in
 def check(cells: Sequence[Cell], configs: Sequence[VisionConfig], download: bool) -> None:
     """Raise ConfigError for the first cell that cannot run, after fetching the data if that is asked for."""
     from gptscale.common.process.world import world_of
-    from gptscale.lenet.run.preflight import make_plan
+    from gptscale.lenet.run.preflight import ready_run
 
     for i, (cell, config) in enumerate(zip(cells, configs, strict=True)):
         world = world_of(config.device, config.dist_timeout_s, cell.nproc)
         # Once, here, and not in each run.
-        make_plan(dataclasses.replace(config, download=download and i == 0), world)
+        ready_run(dataclasses.replace(config, download=download and i == 0), world)
 
 
 def run_cell(config: VisionConfig, cell: Cell, place: Mapping[str, str]) -> None:

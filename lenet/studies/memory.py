@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
-    from gptscale.lenet.run.preflight import VisionPlan
+    from gptscale.lenet.run.preflight import ReadyVisionRun
     from gptscale.lenet.studies.memory_account import StorageAccount
 
 MIB = 2**20
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     """Take the steps, print the table, write the files."""
     options = parse(VisionMemoryOptions, argv, prog="gptscale lenet memory", about="What fills the memory in a step.")
     # It imports torch, so not before the options are read.
-    from gptscale.lenet.run.preflight import make_plan, world_from_environment
+    from gptscale.lenet.run.preflight import ready_run, world_from_environment
     from gptscale.lenet.studies.memory_account import StorageAccount
 
     config = options.config()
@@ -84,13 +84,13 @@ def main(argv: Sequence[str]) -> int:
     if options.snapshot is not None and world.device.type != "cuda":
         fix = "leave it out: the table, --png and --csv are the same on a CPU"
         raise ConfigError("the allocator's history is CUDA's", "in --snapshot", fix)
-    plan = make_plan(config, world)
+    ready = ready_run(config, world)
     share_cores()
     account = StorageAccount(world.device)
     with allocator_history(options.snapshot):
-        take_steps(plan, options.steps, account)
+        take_steps(ready, options.steps, account)
     events = account.timeline()
-    step, heading = events[events.step == options.steps], title(plan)
+    step, heading = events[events.step == options.steps], title(ready)
     print(f"{heading}: MiB alive in step {options.steps}")
     if options.csv:
         made = events[events.change_bytes != 0]
@@ -104,16 +104,16 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def title(plan: VisionPlan) -> str:
+def title(ready: ReadyVisionRun) -> str:
     """Return the title of the table and the picture: what is trained, and on which device."""
     from gptscale.common.measure.devices import device_name
 
-    config, device = plan.config, device_name(plan.world.device)
+    config, device = ready.config, device_name(ready.world.device)
     precision = config.precision if config.amp else f"{config.precision} without autocast"
-    return f"{config.model} on {plan.data.name}, batch {config.batch_size}, {precision}, {config.optimizer}, {device}"
+    return f"{config.model} on {ready.data.name}, batch {config.batch_size}, {precision}, {config.optimizer}, {device}"
 
 
-def take_steps(plan: VisionPlan, steps: int, account: StorageAccount) -> None:
+def take_steps(ready: ReadyVisionRun, steps: int, account: StorageAccount) -> None:
     """Build the model, load the images and take `steps` training steps, all of it under `account`."""
     from torch.autograd.graph import saved_tensors_hooks
 
@@ -121,7 +121,7 @@ def take_steps(plan: VisionPlan, steps: int, account: StorageAccount) -> None:
     from gptscale.lenet.run.loop import VisionBatches
 
     with account:
-        engine, batches = VisionEngine(plan.config, plan.shape, plan.world), VisionBatches(plan)
+        engine, batches = VisionEngine(ready.config, ready.shape, ready.world), VisionBatches(ready)
         account.hold((batches.loader.images, batches.loader.labels), "inputs")  # type: ignore[union-attr]
         account.hold(engine.module.parameters(), "weights")
         for state in engine.optimizer.state.values():
@@ -141,7 +141,7 @@ def take_steps(plan: VisionPlan, steps: int, account: StorageAccount) -> None:
             batch = batches.get(step)
             account.begin("forward")
             with saved_tensors_hooks(account.saved, lambda tensor: tensor):
-                engine.train_step(batch, plan.config.lr)
+                engine.train_step(batch, ready.config.lr)
             account.begin("loading", step + 2)
 
 

@@ -15,7 +15,7 @@ from gptscale.lenet.models.registry import ImageShape
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.loop import TestSet
-from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
+from gptscale.lenet.run.preflight import ReadyVisionRun, ready_run, world_from_environment
 
 STEPS, BATCH, SHAPE = 5, 16, ImageShape(1, 28, 10)
 TOLERANCE = 1e-5
@@ -101,17 +101,17 @@ def check_models(world: World) -> None:
             assert torch.allclose(buffer, (before[0][name] + before[1][name]) / 2)
 
 
-def check_test_set(plan: VisionPlan) -> None:
+def check_test_set(ready: ReadyVisionRun) -> None:
     """Check that every test image is counted once, by class, and that the score is that of one process."""
-    engine = VisionEngine(plan.config, plan.shape, plan.world)
-    score = engine.evaluate(TestSet(plan).batches())
-    assert sum(score.total) == len(plan.data.test) == 41
-    assert list(score.total) == torch.bincount(plan.data.test.labels, minlength=10).tolist()
-    images = plan.normalise()(plan.data.test.images)
+    engine = VisionEngine(ready.config, ready.shape, ready.world)
+    score = engine.evaluate(TestSet(ready).batches())
+    assert sum(score.total) == len(ready.data.test) == 41
+    assert list(score.total) == torch.bincount(ready.data.test.labels, minlength=10).tolist()
+    images = ready.normalise()(ready.data.test.images)
     with torch.no_grad():
         logits = engine.module(images)
-    assert sum(score.correct) == int((logits.argmax(1) == plan.data.test.labels).sum())
-    assert abs(score.loss - F.cross_entropy(logits, plan.data.test.labels).item()) < 1e-6
+    assert sum(score.correct) == int((logits.argmax(1) == ready.data.test.labels).sum())
+    assert abs(score.loss - F.cross_entropy(logits, ready.data.test.labels).item()) < 1e-6
 
 
 def main(folder: Path) -> None:
@@ -119,7 +119,7 @@ def main(folder: Path) -> None:
     world = world_from_environment(config)
     with process_group(world):
         check_models(world)
-        check_test_set(make_plan(config, world))
+        check_test_set(ready_run(config, world))
 
 
 if __name__ == "__main__":

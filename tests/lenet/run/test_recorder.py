@@ -13,17 +13,17 @@ from gptscale.common.process.world import World
 from gptscale.launchers.run import checkpoints
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.engine import Score
-from gptscale.lenet.run.preflight import VisionPlan
+from gptscale.lenet.run.preflight import ReadyVisionRun
 from gptscale.lenet.run.record import EarlierProgress, VisionRecorder
 from gptscale.lenet.run.worker import VisionSaver
 
 
-class Plan(SimpleNamespace):
-    """A plan of two epochs of four steps, of ten images each, on one process."""
+class Ready(SimpleNamespace):
+    """A run of two epochs of four steps, of ten images each, on one process."""
 
     batch_order, steps, world = SimpleNamespace(steps_per_epoch=4), 8, World(0, 0, 1, torch.device("cpu"), 60.0)
     run = property(lambda self: self)
-    ends_epoch = VisionPlan.ends_epoch
+    ends_epoch = ReadyVisionRun.ends_epoch
 
 
 def take(recorder, clock, steps, losses, skipped=None):
@@ -49,9 +49,9 @@ def end_epoch(recorder, clock, epoch, score, seconds=0.0):
 
 def opened(folder, clock, *, start_step=0, past=None, **options):
     config = VisionConfig(**{"epochs": 2, "batch_size": 10, "log_every": 1, "tensorboard": False, **options})
-    plan = Plan(config=config)
+    ready = Ready(config=config)
     past = past or EarlierProgress()
-    return VisionRecorder(plan, folder, start_step=start_step, past=past, began=90.0, clock=clock)
+    return VisionRecorder(ready, folder, start_step=start_step, past=past, began=90.0, clock=clock)
 
 
 def test_an_epochs_row_has_the_mean_loss_and_the_rate_of_its_own_time(tmp_path, clock):
@@ -107,12 +107,12 @@ def saver(done, save_every):
     """Return the saver of a run of ten epochs of four steps, whose recorder says when it is told to put its rows on disk."""
     config, order = VisionConfig(save_every=save_every, keep_checkpoints=3), SimpleNamespace(steps_per_epoch=4)
     world = SimpleNamespace(world_size=1)
-    plan = SimpleNamespace(config=config, world=world, recipe="lenet", work={}, batch_order=order)
-    plan.run = plan
+    ready = SimpleNamespace(config=config, world=world, recipe="lenet", work={}, batch_order=order)
+    ready.run = ready
     past = EarlierProgress(epoch_loss_sum=1.5, skipped_steps=2)
     recorder = SimpleNamespace(sync=lambda: done.append("rows"), past=past)
     engine = SimpleNamespace()
-    return VisionSaver(plan, engine, recorder, Path("checkpoints"))
+    return VisionSaver(ready, engine, recorder, Path("checkpoints"))
 
 
 def test_every_third_epoch_and_the_last_are_saved_behind_their_rows(saves):

@@ -9,7 +9,7 @@ from gptscale.common.engine import Batch
 from gptscale.launchers.cli import main
 from gptscale.lenet.data.loader import FastLoader
 from gptscale.lenet.run.engine import VisionEngine
-from gptscale.lenet.run.preflight import make_plan, world_from_environment
+from gptscale.lenet.run.preflight import ready_run, world_from_environment
 from gptscale.lenet.studies.memory import CATEGORIES, VisionMemoryOptions, allocator_history, take_steps
 from gptscale.lenet.studies.memory_account import StorageAccount
 
@@ -25,7 +25,7 @@ def _needs_digits():
 
 def planned(device="cpu", **options):
     config = VisionMemoryOptions(batch_size=BATCH, device=device, **options).config()
-    return make_plan(config, world_from_environment(config))
+    return ready_run(config, world_from_environment(config))
 
 
 def ends(account, step=STEPS):
@@ -40,17 +40,17 @@ def step_of(account, step=STEPS):
     return timeline[timeline.step == step]
 
 
-def taken(plan):
-    account = StorageAccount(plan.world.device)
-    take_steps(plan, STEPS, account)
+def taken(ready):
+    account = StorageAccount(ready.world.device)
+    take_steps(ready, STEPS, account)
     return account
 
 
 @pytest.mark.parametrize(("model", "optimizer"), [("lenet", "adam"), ("cnn", "adamw"), ("cnn", "sgd")])
 def test_categories_are_what_arithmetic_says(model, optimizer):
-    plan = planned(model=model, optimizer=optimizer)
-    at = ends(taken(plan))
-    parameters = list(VisionEngine(plan.config, plan.shape, plan.world).module.parameters())
+    ready = planned(model=model, optimizer=optimizer)
+    at = ends(taken(ready))
+    parameters = list(VisionEngine(ready.config, ready.shape, ready.world).module.parameters())
     n = sum(p.numel() for p in parameters)
     # Adam also keeps a count of steps for each parameter.
     state = 4 * n if optimizer == "sgd" else 8 * n + 4 * len(parameters)
@@ -93,10 +93,10 @@ class ProfiledAccount(StorageAccount):
 @pytest.mark.parametrize("options", [{}, {"model": "cnn"}, {"model": "cnn", "precision": "bf16"}])
 def test_the_sum_is_what_the_cpu_allocator_counts(options):
     """torch's profiler gets every allocation and release from the allocator. It must have the same bytes after every operator."""
-    plan = planned(**options)
-    account = ProfiledAccount(plan.world.device)
+    ready = planned(**options)
+    account = ProfiledAccount(ready.world.device)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
-        take_steps(plan, STEPS, account)
+        take_steps(ready, STEPS, account)
     allocator, apart = 0, []
     for event in sorted(profiled.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
         if event.name() == "[memory]":
@@ -110,18 +110,18 @@ def test_the_sum_is_what_the_cpu_allocator_counts(options):
 
 
 def test_watching_changes_nothing(monkeypatch):
-    plan, plain, watched = planned(model="cnn"), VisionEngine.train_step, []
+    ready, plain, watched = planned(model="cnn"), VisionEngine.train_step, []
 
     def told(*args):
         result = plain(*args)
         watched.append(result.loss.item())
         return result
 
-    engine = VisionEngine(plan.config, plan.shape, plan.world)
-    batches = FastLoader(plan.data.train, plan.batch_order, plan.normalise(), "none").epoch(0)
+    engine = VisionEngine(ready.config, ready.shape, ready.world)
+    batches = FastLoader(ready.data.train, ready.batch_order, ready.normalise(), "none").epoch(0)
     losses = [engine.train_step(Batch(step, *next(batches)), 1e-3).loss.item() for step in range(STEPS)]
     monkeypatch.setattr(VisionEngine, "train_step", told)
-    taken(plan)
+    taken(ready)
     assert watched == losses
 
 
@@ -167,12 +167,12 @@ class ComparedAccount(StorageAccount):
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_the_sum_is_what_cudas_allocator_counts(precision, tmp_path):
     """Except for what cuBLAS and cuDNN keep from the first step on. A block with up to 1 MiB too much is not split."""
-    plan = planned("cuda", model="cnn", precision=precision)
-    account = ComparedAccount(plan.world.device)
+    ready = planned("cuda", model="cnn", precision=precision)
+    account = ComparedAccount(ready.world.device)
     account.apart = []
     torch.cuda.init()
     with allocator_history(tmp_path / "s.pickle"):
-        take_steps(plan, STEPS, account)
+        take_steps(ready, STEPS, account)
     asked = [of_asked for of_asked, _ in account.apart]
     assert max(asked) - min(asked) <= WRAPPED_BYTES
     assert all(most >= least for least, most in account.apart)

@@ -129,7 +129,7 @@ def measure(row: Mapping[str, str], library: Path, limit_s: int) -> dict[str, fl
     with tempfile.TemporaryDirectory(prefix="gptscale-program-") as name:
         folder = Path(name)
         environ = watched(task, folder, WATCHED)
-        # One GPU plays every one of a machine: its number is always 0.
+        # One GPU stands for every one of a machine: its number is always 0.
         environ |= {"LOCAL_RANK": "0"} if options.world else {}
         environ["LD_PRELOAD"] = ":".join(filter(None, (str(library), os.environ.get("LD_PRELOAD"))))
         with running(command, environ, folder, Path(row["folder"])) as (process, tail, _):

@@ -84,4 +84,4 @@ def _read(row: Mapping[str, str]) -> Gpu:
 # The first row whose words are in a device's name is the device's.
 GPUS = tuple(map(_read, csv.DictReader(Path(__file__).with_name("gpus.csv").read_text().splitlines())))
 # Those that a plan or a simulation can be for, by name
-PLAYED = {gpu.name: gpu for gpu in GPUS if gpu.properties}
+SIMULATED = {gpu.name: gpu for gpu in GPUS if gpu.properties}

@@ -65,6 +65,6 @@ def plan_batch(
 
 
 def nearest_multiples(number: int, unit: int) -> str:
-    """Return in words the multiples of `unit` on both sides of a number that is none."""
+    """Return in words the multiples of `unit` on both sides of a number that is no multiple."""
     below = number // unit * unit
     return f"{below} or {below + unit}" if below else str(unit)

@@ -1,6 +1,6 @@
 """Read a small file that a user named, which may be anything.
 
-It may be a pipe that never ends, a device, too large, or full of numbers that are none. Each function raises what `refuse` makes
+It may be a pipe that never ends, a device, too large, or full of NaN. Each function raises what `refuse` makes
 of the reason, which is a few words: an error of the caller's kind, in one line.
 """
 
@@ -99,7 +99,7 @@ def read_table(path: Path, most: int, refuse: Refuse) -> str:
 
 
 def finite(text: str) -> float:
-    """Return a number that a user wrote, or raise ValueError for one that is none, or beyond all that can be computed with."""
+    """Return a number that a user wrote, or raise ValueError for NaN, and for one beyond all that can be computed with."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text[:40]} is no finite number")

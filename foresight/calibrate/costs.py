@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from gptscale.common.measure.gpus import PLAYED
+from gptscale.common.measure.gpus import SIMULATED
 from gptscale.foresight.calibrate.file import (
     CalibratedMachine,
     MeasuredMachine,
@@ -115,7 +115,7 @@ def costs_for(
 ) -> Costs:
     """Return what work costs on a GPU: as the calibration in `file` (None: the package's own) has it, or by its data sheet."""
     by_sheet = costs_of(device, per_node, links, jobs, torch)
-    properties = PLAYED[device].properties
+    properties = SIMULATED[device].properties
     assert properties is not None
     machines = [m for m in read(file or default_file()) if m.machine.device == properties.name]
     if not machines:

@@ -51,7 +51,7 @@ class CalibrateOptions:
         self.tensor_ranks()
 
     def runs(self) -> list[RunConfig]:
-        """Return a run of the shape at each micro-batch. Raises ConfigError for a shape that is none."""
+        """Return a run of the shape at each micro-batch. Raises ConfigError for a shape that no model has."""
         sizes = parse_whole_numbers(self.micro_batch_size, "--micro-batch-size", "use for example 2,4,8")
         shape = {name: getattr(self, name) for name in SHAPE}
         return [RunConfig(data="synthetic", micro_batch_size=size, **shape) for size in dict.fromkeys(sizes)]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import tyro
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.measure.gpus import GIB, PLAYED
+from gptscale.common.measure.gpus import GIB, SIMULATED
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import OptionNeed, check_ranges
 from gptscale.common.settings.run_config import KEPT, RunConfig
@@ -45,7 +45,7 @@ class SimulateOptions:
     """Processes of the world, one per device."""
     rank: str = "0"
     """Ranks to simulate: numbers with commas between, last, or stages (the first rank of each pipeline stage)."""
-    device_kind: Annotated[str, tyro.conf.arg(name="as", help=f"The device to play: {' | '.join(PLAYED)}.")] = "h100-80"
+    device_kind: Annotated[str, tyro.conf.arg(name="as", help=f"The device: {' | '.join(SIMULATED)}.")] = "h100-80"
     gpus_per_node: int = 8
     """Devices of one machine."""
     host_memory: float | None = None

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.measure.gpus import PLAYED
+from gptscale.common.measure.gpus import SIMULATED
 from gptscale.common.settings.checks import check_output_file, check_ranges
 
 
@@ -35,7 +35,7 @@ class FitOptions:
     """Devices, of all machines."""
     nodes: int = 1
     """Machines."""
-    device_kind: Annotated[str, tyro.conf.arg(name="as", help=f"The device: {' | '.join(PLAYED)}.")] = "h100-80"
+    device_kind: Annotated[str, tyro.conf.arg(name="as", help=f"The device: {' | '.join(SIMULATED)}.")] = "h100-80"
     link: str | None = None
     """What connects devices and nodes, as `gptscale plan --link` has it."""
     global_batch_size: int | None = None

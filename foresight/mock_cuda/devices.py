@@ -1,17 +1,17 @@
-"""The GPUs that the mock can play, and the environment of a process that is to see one."""
+"""The GPUs that the mock can simulate, and the environment of a process that is to see one."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.measure.gpus import PLAYED, Properties
+from gptscale.common.measure.gpus import SIMULATED, Properties
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.foresight.mock_cuda.build import NVRTC
 
 # The name of every device of the mock begins so. csrc/state.c writes it, and nothing can leave it out.
 PREFIX = "mock of "
-DEVICES = {name: gpu.properties for name, gpu in PLAYED.items() if gpu.properties}
+DEVICES = {name: gpu.properties for name, gpu in SIMULATED.items() if gpu.properties}
 
 
 def device_named(name: str) -> Properties:

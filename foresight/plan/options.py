@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 import tyro
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.measure.gpus import PLAYED
+from gptscale.common.measure.gpus import SIMULATED
 from gptscale.common.settings.checks import OptionNeed, check_output_file, check_ranges
 from gptscale.common.settings.optimizers import OptimizerName
 from gptscale.common.settings.run_config import RunConfig
@@ -43,7 +43,7 @@ class PlanOptions:
     """Machines."""
     gpus_per_node: int = 8
     """Devices of one machine."""
-    device: Annotated[str, tyro.conf.arg(help=f"{' | '.join(PLAYED)}.")] = DEVICE
+    device: Annotated[str, tyro.conf.arg(help=f"{' | '.join(SIMULATED)}.")] = DEVICE
     link: str | None = None
     """Names with commas between: nvlink, nvlink3 to 5, pcie4, pcie5 in a node, ib-400, roce-400, ethernet-10 and others between
     nodes, in Gb/s of all ports of a node. Default: what the device usually has."""

@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.measure.gpus import GIB, PLAYED
+from gptscale.common.measure.gpus import GIB, SIMULATED
 from gptscale.common.process.world import World
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.plan_file import FORMAT_VERSION, hash_of, options_of
@@ -35,7 +35,7 @@ def cluster_of(options: PlanOptions) -> Cluster:
     """Return the machines that are planned for."""
     if not options.here:
         cluster = gpu_cluster(options.device, options.nodes, options.gpus_per_node, options.link)
-        if options.precision == "fp8" and "fp8" not in PLAYED[options.device].tflops:
+        if options.precision == "fp8" and "fp8" not in SIMULATED[options.device].tflops:
             raise ConfigError(f"{options.device} has no fp8 products", "in --precision", "use bf16 or another device")
         return dataclasses.replace(cluster, jobs=options.jobs_on_links, calibration=options.calibration)
     return cpu_cluster(options.nproc or min(8, len(os.sched_getaffinity(0))), psutil.virtual_memory().available)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.measure.gpus import PLAYED
+from gptscale.common.measure.gpus import SIMULATED
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.common.settings.run import Run
@@ -79,7 +79,7 @@ def gpu_cluster(device: str, nodes: int, per_node: int, link: str | None) -> Clu
         named = f"did you mean {near!r}?" if near else did_you_mean(device, DEVICES)
         fix = f"{named} For this machine's processor: gptscale plan --here"
         raise ConfigError(f"unknown device {device!r}", "in --device", fix)
-    inner, outer = PLAYED[device].links
+    inner, outer = SIMULATED[device].links
     assumed = [*([inner] if per_node > 1 else []), *([outer] if nodes > 1 else [])]
     for name in link.split(",") if link else ():
         if name not in INNER_LINKS and name not in OUTER_LINKS and name not in ("nvlink", "pcie"):

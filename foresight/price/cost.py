@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from gptscale.common.measure.gpus import PLAYED, Gpu
+from gptscale.common.measure.gpus import SIMULATED, Gpu
 from gptscale.foresight.price.record import MESSAGES, Work
 
 # Tiles of a product's result that one multiprocessor computes at once, and the share of the largest tile's rate that each
@@ -167,7 +167,7 @@ def costs_of(
 
     links: None for those that it usually has. torch: the version that a program has, "" for one of today.
     """
-    gpu = PLAYED[name]
+    gpu = SIMULATED[name]
     assert gpu.properties is not None
     kind = gpu.properties.capability[0]
     before = torch and tuple(map(int, re.findall(r"\d+", torch)[:2])) < TORCH_SINCE
@@ -188,5 +188,5 @@ HOST_MEMORY = 200e9
 
 def sources_of(device: str, links: tuple[str, str]) -> list[str]:
     """Return where the figures of a device and of its links are from."""
-    named = {device: PLAYED[device].source} | {row["name"]: row["source"] for row in _LINKS if row["name"] in links}
+    named = {device: SIMULATED[device].source} | {row["name"]: row["source"] for row in _LINKS if row["name"] in links}
     return [f"{name}: {source}" for name, source in named.items()]

@@ -10,8 +10,8 @@ from itertools import groupby
 from gptscale.foresight.mock_cuda.watch import FORWARD as FORWARD_NAME
 from gptscale.foresight.mock_cuda.watch import PARTS
 from gptscale.foresight.price.cost import BESIDE, Costs
-from gptscale.foresight.price.player import play
 from gptscale.foresight.price.record import MESSAGES, Work
+from gptscale.foresight.price.schedule import schedule
 
 FORWARD = PARTS.index(FORWARD_NAME)
 PRODUCTS, ATTENTION, KERNELS, COPIES, COLLECTIVES = "products", "attention", "other kernels", "copies", "collectives"
@@ -126,7 +126,7 @@ def replay(ranks: Mapping[int, Sequence[Work]], costs: Costs, host_s: Mapping[in
             alone += max(0.0, min(begin + alone, until) - max(begin, since)) * (BESIDE - 1)
         return alone
 
-    times = play(asked.needs, seconds)
+    times = schedule(asked.needs, seconds)
     steps = {}
     for rank, (first, last) in ends.items():
         # Messages that start together are one.

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import tyro
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.measure.gpus import GIB, PLAYED
+from gptscale.common.measure.gpus import GIB, SIMULATED
 from gptscale.common.settings.checks import check_output_file, check_ranges
 from gptscale.common.settings.command_line import parse
 from gptscale.foresight.memory.report import RankMemory
@@ -44,7 +44,7 @@ class ProgramOptions:
     rank: str = "0"
     """Ranks to simulate, one after the other: numbers with commas between, last, or all-stages (the first, and each that one of
     them sends to)."""
-    device_kind: Annotated[str, tyro.conf.arg(name="as", help=f"The device to play: {' | '.join(PLAYED)}.")] = "h100-80"
+    device_kind: Annotated[str, tyro.conf.arg(name="as", help=f"The device: {' | '.join(SIMULATED)}.")] = "h100-80"
     memory_gib: float | None = None
     """GiB of each device, if it has another size."""
     gpus_per_node: int = 8

@@ -1,4 +1,4 @@
-"""Traced steps as work that can be played again: with nothing changed, or with one cause removed."""
+"""Traced steps as work that can be replayed: with nothing changed, or with one cause removed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gptscale.common.measure.step_trace import COMPUTING, TRANSFER, RankTrace
 from gptscale.common.process.progress import StepMark
-from gptscale.foresight.price.player import play
+from gptscale.foresight.price.schedule import schedule
 
 
 class TracedPiece(NamedTuple):
@@ -92,7 +92,7 @@ class Replay:
                 if before >= 0 and pieces[before].rank == piece.rank:
                     needs[place].add(before)
                 before = place
-        times = play(needs, lambda place, begin: pieces[place].seconds * factor(pieces[place]))
+        times = schedule(needs, lambda place, begin: pieces[place].seconds * factor(pieces[place]))
         return max((end for _, end in times), default=0.0) / self.n_steps
 
     def processors_s(self) -> float:

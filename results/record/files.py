@@ -26,7 +26,7 @@ def append_row(table: RunTable, out: Path, row: Mapping[str, Any]) -> Path:
     """Append one row to the table in `out`, which many runs share, and return the path of its file.
 
     It is one write under a lock, and a torn last line is cut off first. A file of an earlier version is extended before it.
-    Raises ValueError for a row that is none, and StorageError if the file has other columns, the lock stays taken or the disk
+    Raises ValueError for a wrong row, and StorageError if the file has other columns, the lock stays taken or the disk
     is full or fails.
     """
     path, line = out / table.file, csv_line(table.cells(row))

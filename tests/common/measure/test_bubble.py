@@ -1,4 +1,4 @@
-"""Schedules played through in theory: closed forms, dependencies, what lies between computations."""
+"""Schedules simulated in theory: closed forms, dependencies, what lies between computations."""
 
 import pytest
 import torch

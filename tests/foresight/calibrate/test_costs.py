@@ -6,14 +6,14 @@ import math
 import pytest
 
 from gptscale.common.errors import DataError
-from gptscale.common.measure.gpus import PLAYED
+from gptscale.common.measure.gpus import SIMULATED
 from gptscale.foresight.calibrate.costs import costs_for, nearest
 from gptscale.foresight.calibrate.file import CalibratedMachine, MeasuredMachine, Operation, TimedOperation, add, read
 from gptscale.foresight.price.cost import KERNEL_S, costs_of
 from gptscale.foresight.price.record import Work
 
 MACHINE = CalibratedMachine("cpu: a test", "2.11.0", 1, 2)
-GPU = CalibratedMachine(PLAYED["h100-80"].properties.name, "2.11.0", 1, 8)
+GPU = CalibratedMachine(SIMULATED["h100-80"].properties.name, "2.11.0", 1, 8)
 PRODUCT = Operation("product", (512, 128, 512))
 
 

@@ -1,4 +1,4 @@
-"""The GPUs that the mock plays, as a program is told of them."""
+"""The GPUs that the mock simulates, as a program is told of them."""
 
 from pathlib import Path
 

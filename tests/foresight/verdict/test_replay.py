@@ -1,4 +1,4 @@
-"""Steps that are played again last as long as they did, and without a cause as long as they would."""
+"""Replayed steps last as long as they did, and without a cause as long as they would."""
 
 import pytest
 from made_traces import HEALTHY, Part, trace

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 
 
-def play(needs: Sequence[Collection[int]], seconds: Callable[[int, float], float]) -> list[tuple[float, float]]:
+def schedule(needs: Sequence[Collection[int]], seconds: Callable[[int, float], float]) -> list[tuple[float, float]]:
     """Return when each piece of work begins and ends. It begins as soon as the places that it needs have ended.
 
     seconds: of a place that begins at such a time. Raises ValueError if pieces wait for each other for ever.

@@ -30,7 +30,7 @@ def show(subject: Subject, cluster: Cluster, options: FitOptions, rows: Sequence
         of_all = "with ReLU made smooth: gradients, norms, moments, weights"
         print(f"proved   3 steps of {subject.small_words}, in fp32{fp64} on CPU ranks, {of_all}")
         assert good[0].found is not None
-        print(f"time     by {good[0].found.grade}, if the host keeps up")
+        print(f"time     by {good[0].found.grade}")
         for line in reasons(good):
             print(line)
         if not subject.is_bf16 and options.precision == "bf16":

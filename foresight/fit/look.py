@@ -82,6 +82,7 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
     from gptscale.common.model.tensor_plan import plan_of_transformers
     from gptscale.foresight.fit.twin import blocks_of, moved, on_meta, two_blocks, widen
     from gptscale.foresight.mock_cuda import on_path
+    from gptscale.foresight.mock_cuda.experts import Decisions
     from gptscale.foresight.prove import no_cuda
 
     # Flex attention with gradients on a CPU, as in a proof.
@@ -152,6 +153,8 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
         torch.manual_seed(seed)
         return float(eval(words_of_loss, {"model": twin, "inputs": inputs, "loss": judge}).detach())
 
+    with Decisions() as decisions:
+        loss_of(inputs)
     renewed, is_mean = _renewed(twin, lambda: loss_of(inputs)), _is_mean(twin, loss_of, moved(inputs), moved(more))
     # A batch norm takes no single value.
     least = SAMPLES
@@ -189,6 +192,7 @@ def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -
         any(_is_float(each) for each in _called(lambda *args, **named: [*args, *named.values()], inputs, call_words)),
         any(isinstance(module, torch.nn.RNNBase) for module in whole.modules()),
         has_scalars,
+        decisions.found,
         idle,
         least,
         is_mean,

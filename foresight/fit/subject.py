@@ -27,14 +27,14 @@ class Subject:
     words. sources: a hash of the files that it is made of. batch_words: the words for `batch`, which may take the number of
     the micro-batch, too. kind: of a batch, "dict", "list", "nested" or "tensor". call_words: what of `inputs` the model is
     called with; the rest is for the loss alone. is_recurrent: whether cuDNN has layers of it. has_scalars: whether it has
-    weights without dimensions, that may have one. loss_words: the loss by `outputs` and `inputs`. block: the class that is
-    repeated, "" for none. beside: those of other stacks, such as an encoder's. is_shallow: whether two blocks of each list
-    are a model, too. is_bf16: whether it runs with weights and inputs of bf16. has_floats: whether the batch has such inputs.
-    idle: weights that got no gradient from a batch of two. least: samples that it takes at least. is_mean: whether its loss
-    is a mean over samples. renewed: what its forward renews and reads, "" for nothing. n_params, largest_weight: elements.
-    plan: how tensor ranks cut modules, by the words of transformers, empty for none. chain: where stages cut it (chain_of,
-    with the count of its blocks, and "small", what "hidden" is in a small model), empty if they cannot, for the reason
-    no_chain.
+    weights without dimensions, that may have one. has_decisions: whether it routes, masks or branches by values. loss_words:
+    the loss by `outputs` and `inputs`. block: the class that is repeated, "" for none. beside: those of other stacks, such as
+    an encoder's. is_shallow: whether two blocks of each list are a model, too. is_bf16: whether it runs with weights and
+    inputs of bf16. has_floats: whether the batch has such inputs. idle: weights that got no gradient from a batch of two.
+    least: samples that it takes at least. is_mean: whether its loss is a mean over samples. renewed: what its forward renews
+    and reads, "" for nothing. n_params, largest_weight: elements. plan: how tensor ranks cut modules, by the words of
+    transformers, empty for none. chain: where stages cut it (chain_of, with the count of its blocks, and "small", what
+    "hidden" is in a small model), empty if they cannot, for the reason no_chain.
     """
 
     imports: tuple[str, ...]
@@ -55,6 +55,7 @@ class Subject:
     has_floats: bool
     is_recurrent: bool
     has_scalars: bool
+    has_decisions: bool
     idle: tuple[str, ...]
     least: int
     is_mean: bool

@@ -36,6 +36,8 @@ from gptscale.foresight.simulate.program import environment as program_environme
 
 # Steps, samples and micro-batch of a proof, and its longest time.
 STEPS, SAMPLES, MICRO, PROOF_S = 3, 8, 2, 300
+# Steps of a simulation. The first makes the optimizer's state, in two DeepSpeed learns its order, and the last is recorded.
+SIMULATED = 4
 # The share of a device that a micro-batch may fill, by a straight line from one sample.
 FILLED = 0.94
 # Programs that run at once: each may need the host's memory for its weights.
@@ -128,12 +130,9 @@ class Trials:
             return simulation.kept_simulation(task, content)
 
     def _task(self, rank: int, **options: Any) -> ProgramTask:
-        words = (*COMMAND, "1", "train.py", "--steps", str(simulation.STEPS))
-        device, numbers = (
-            device_named(self.cluster.device),
-            (self.cluster.per_node, simulation.STEPS, simulation.LIMIT_S),
-        )
-        options |= {"torch_folder": torch_of(sys.executable), "balanced_experts": True}
+        words = (*COMMAND, "1", "train.py", "--steps", str(SIMULATED))
+        device, numbers = device_named(self.cluster.device), (self.cluster.per_node, SIMULATED, simulation.LIMIT_S)
+        options |= {"torch_folder": torch_of(sys.executable), "balanced_experts": self.subject.has_decisions}
         return ProgramTask(words, self.cluster.ranks, str(rank), device, *numbers, **options)
 
     @cached_property

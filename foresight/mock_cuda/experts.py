@@ -85,6 +85,22 @@ class BalancedExperts(_python_dispatch.TorchDispatchMode):
         return result
 
 
+class Decisions(_python_dispatch.TorchDispatchMode):
+    """It finds out whether integers or masks decide on a program: on a shape, on a route, or on what the host does."""
+
+    found = False
+
+    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.partition("::")[2]
+        if name in MASKED:
+            self.found |= any(i is not None and i.dtype == torch.bool for i in args[1])
+        elif torch.Tag.data_dependent_output in func.tags:
+            self.found |= _is_integer(args[0])
+        else:
+            self.found |= name in ROUTERS or torch.Tag.dynamic_output_shape in func.tags
+        return func(*args, **(kwargs or {}))
+
+
 def _is_integer(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex())
 

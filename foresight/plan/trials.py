@@ -53,11 +53,8 @@ def tried(simulations: Sequence[Simulation], cluster: Cluster, precision: str, n
     if not recorded:
         return Tried(float("inf"), 0.0, float("inf"), "no step was made", memory=memory)
     costs = cluster.costs(precision, simulations[0].facts["torch"])
-    # A program that fit writes does not time its host.
-    hosts = {s.facts["rank"]: s.facts.get("host_s", 0.0) for s in simulations if s.recorded}
-    ahead = replayed = replay(recorded, costs, dict.fromkeys(hosts, 0.0))
-    if any(hosts.values()):
-        replayed = replay(recorded, costs, hosts)
+    hosts = {s.facts["rank"]: s.host_s for s in simulations if s.recorded}
+    ahead, replayed = (replay(recorded, costs, each) for each in (dict.fromkeys(hosts, 0.0), hosts))
     (least, _), (seconds, slowest) = (_whole(ranks, n, written) for ranks in (ahead, replayed))
     time = priced(slowest, slowest.step_s, costs, precision)
     bound, share = time.bound, time.parts[time.bound] / slowest.step_s
@@ -65,7 +62,8 @@ def tried(simulations: Sequence[Simulation], cluster: Cluster, precision: str, n
         bound, share = "the host", 1 - least / seconds
     mfu = time.mfu * slowest.step_s * n / written / seconds
     bound_by, low, high = f"{bound} ({share:.0%})", least / SPREAD, seconds * SPREAD
-    return Tried(seconds, low, high, costs.grade, bound_by, mfu, memory, replayed, time.parts)
+    grade = costs.grade if all(hosts.values()) else f"{costs.grade}, if the host keeps up"
+    return Tried(seconds, low, high, grade, bound_by, mfu, memory, replayed, time.parts)
 
 
 def _whole(replayed: Mapping[int, Replayed], n: int, written: int) -> tuple[float, Replayed]:

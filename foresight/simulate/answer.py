@@ -81,7 +81,9 @@ def print_times(times: Mapping[int, PricedStep]) -> None:
         print(f"time     {_s(time.step_s)} a step{whose} ({about}) if the host keeps up, bound by {time.bound}; {mfus}")
         busy = "; ".join(f"{kind} {_s(seconds)}" for kind, seconds in time.busy.items())
         print(f"         {busy}; only communicating {_s(time.only_sends)}; idle {_s(time.idle)}")
-        print(f"         with a host as slow as this machine's beside the mock: {_s(time.with_host_s)}")
+        # With a host of unknown speed both are the same.
+        if time.with_host_s > time.step_s:
+            print(f"         with a host as slow as this machine's beside the mock: {_s(time.with_host_s)}")
         if time.guessed:
             names = ", ".join(f"{count} x {name[:40]}" for name, count in time.guessed.items())
             print(f"note     the bytes of some kernels are a guess, from their threads: {names}")

@@ -115,9 +115,13 @@ class Simulation:
 
     @property
     def host_s(self) -> float:
-        """Return the seconds in which this machine's processor asks for a step that nobody records, if there was one."""
+        """Return the seconds in which this machine's processor asks for a step that nobody records, if there was one.
+
+        They are 0 for a program whose integers are computed, which takes its host longer.
+        """
         *earlier, recorded = self.facts["step_host_s"][: self.facts["recorded"]]
-        return float(self.facts.get("host_s") or min(earlier[1:], default=recorded))
+        least = self.facts.get("host_s", min(earlier[1:], default=recorded))
+        return 0.0 if self.facts["experts"] is not None else float(least)
 
     @property
     def step(self) -> dict[str, Any] | None:

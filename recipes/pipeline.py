@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.pipelining import PipelineStage
 
+    from gptscale.common.engines.pipeline.chain_stage import LossOf
     from gptscale.common.engines.pipeline.engine import PipelineEngine
-    from gptscale.common.engines.pipeline.own_stage import LossOf
     from gptscale.common.settings.run import Run
 
 
@@ -116,11 +116,11 @@ def shard_chain(
     loss_of(model, inputs, targets): the mean loss. sample: inputs and targets of a micro-batch. What runs a batch takes both,
     leaves the gradients in the stages, and returns the mean loss. Raises NoChainError.
     """
-    from gptscale.common.engines.pipeline.own_stage import ChainStage
+    from gptscale.common.engines.pipeline.chain_stage import gradients, stage_of_loop
 
-    stage = ChainStage(model, block_class, loss_of, sample, mesh)
-    _, schedule = shard({stage.index: stage}, mesh.size(), mesh, "1F1B", m, lambda loss, _: loss / m, stage.shapes)
-    return stage, partial(stage.gradients, schedule)
+    stage, shapes = stage_of_loop(model, block_class, loss_of, sample, mesh)
+    _, schedule = shard({mesh.get_local_rank(): stage}, mesh.size(), mesh, "1F1B", m, lambda loss, _: loss / m, shapes)
+    return stage, partial(gradients, schedule, mesh)
 
 
 def build(run: Run, config: PipelineConfig) -> PipelineEngine:

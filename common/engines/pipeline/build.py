@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from gptscale.common.engines.pipeline.chain_stage import ChainStage, own_chain, shapes_between
 from gptscale.common.engines.pipeline.engine import PipelineEngine, PipelineLoss, TimedStage
-from gptscale.common.engines.pipeline.own_stage import OwnStage, own_chain
 from gptscale.common.engines.pipeline.plan import V_SHAPED, PipelineOptions, stage_indices, stage_sizes
 from gptscale.common.model.build import meta_gpt
 from gptscale.common.model.gpt import Decoder
@@ -80,11 +80,14 @@ def parts_of(run: Run, options: PipelineOptions, pp_rank: int) -> dict[int, nn.M
     """Return this process's stages by index, on the meta device, so that no process ever has the rest of the model."""
     sizes = stage_sizes(run, options)
     indices = stage_indices(options.schedule, pp_rank, run.pp_size, len(sizes))
-    if isinstance(run.gpt, OwnConfig):
-        ends, chain = [sum(sizes[: i + 1]) for i in range(len(sizes))], own_chain(run.gpt)
-        blocks = {i: range(ends[i] - sizes[i], ends[i]) for i in indices}
-        return {i: OwnStage(meta_gpt(run), chain, part, i == len(sizes) - 1) for i, part in blocks.items()}  # type: ignore[arg-type]
-    return dict(zip(indices, stages_of(meta_gpt(run), sizes, indices), strict=True))
+    if not isinstance(run.gpt, OwnConfig):
+        return dict(zip(indices, stages_of(meta_gpt(run), sizes, indices), strict=True))
+    parts, chain = dict[int, nn.Module](), own_chain(run.gpt)
+    for i in indices:
+        whole: Any = meta_gpt(run)
+        blocks = range(sum(sizes[:i]), sum(sizes[: i + 1]))
+        parts[i] = ChainStage(whole.own, chain, blocks, i == len(sizes) - 1, whole.loss_of)
+    return parts
 
 
 def shapes_of(run: Run, n_stages: int, activation: torch.dtype) -> Callable[[int], tuple[Tensor, Tensor]]:
@@ -100,8 +103,7 @@ def shapes_of(run: Run, n_stages: int, activation: torch.dtype) -> Callable[[int
     ids = torch.empty(micro_batch, run.rank_seq_len, dtype=torch.int64, device="meta")
     # Since 2.14 torch expects gradients of those alone that require them.
     activations = ids.new_empty(micro_batch, seq_len, *of_token, dtype=activation, requires_grad=True)
-    total = torch.empty((), device="meta", requires_grad=True)
-    return lambda index: (ids if index == 0 else activations, total if index == n_stages - 1 else activations)
+    return shapes_between(ids, activations, n_stages)
 
 
 def pipeline_engine(
@@ -121,7 +123,8 @@ def pipeline_engine(
     """
     parameters = {name: p for part in parts.values() for name, p in part.named_parameters()}
     # A V ends on the process where it begins, so the table is there only once.
-    table = (own_chain(run.gpt)["tied"] or [""])[0] if isinstance(run.gpt, OwnConfig) else TABLE * run.gpt.is_tied
+    tied = own_chain(run.gpt)["tied"] if isinstance(run.gpt, OwnConfig) else []
+    table = f"own.{tied[0]}" if tied else TABLE * (run.gpt.is_tied and not run.config.is_own)
     both_ends = tied_embedding_group(mesh) if table and options.schedule not in V_SHAPED else None
     copies = {table: 2} if both_ends else None
     optimizer = FusedOptimizer(parameters, run.config, shards=dist.group.WORLD, copies=copies)

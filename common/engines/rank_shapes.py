@@ -58,7 +58,7 @@ def stage_of(run: Run, config: RecipeConfig) -> tuple[bool, bool, int]:
         from gptscale.common.engines.colossal import checks as colossal
 
         sizes, schedule = colossal.stage_sizes(run.gpt.n_layer, run.pp_size, options.chunks), ""
-    indices = stage_indices(schedule, place_of(run).pp_rank, run.pp_size, len(sizes))
+    indices = stage_indices(schedule, run.mesh.place("pp", run.world.rank), run.pp_size, len(sizes))
     return 0 in indices, len(sizes) - 1 in indices, sum(sizes[i] for i in indices)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.checks import OptionNeed, check_ranges, check_run_name, did_you_mean
+from gptscale.common.settings.checks import OptionNeed, check_name, check_ranges, check_run_name
 from gptscale.common.settings.families import MODELS, own_shape, preset
 from gptscale.common.settings.optimizers import OPTIMIZERS, OptimizerName
 
@@ -214,8 +214,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         self._check_ranges()
-        if self.model not in MODELS and ":" not in self.model:
-            raise ConfigError(f"unknown model {self.model!r}", "in --model", did_you_mean(self.model, MODELS))
+        if ":" not in self.model:
+            check_name(self.model, MODELS, "model", "in --model")
         check_run_name(self.run_name, self.resume)
         if self.optimizer_state not in OPTIMIZERS[self.optimizer].state_bytes:
             others = [name for name, row in OPTIMIZERS.items() if self.optimizer_state in row.state_bytes]

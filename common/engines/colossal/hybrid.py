@@ -144,8 +144,7 @@ class ColossalPipelineEngine(SteppedEngine):
         # always differs, because there is no last one. The interleaved schedule then forgets to send them, and hangs. All
         # batches here have one size, so set it before the first.
         plugin.scheduler.last_batch_size = run.batch.sequences_per_rank
-        self.group = plugin.dp_group
-        self.data_rank, self.data_size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.join(plugin.dp_group, None)
 
     def train_step(self, batch: Batch, lr: float) -> StepResult:
         """Do one optimizer step on this process's share of a global batch."""
@@ -156,8 +155,7 @@ class ColossalPipelineEngine(SteppedEngine):
         with self.clock.step():
             share = self._execute(batch, self.data_size / n_targets, self.wrapped) / self.data_size
         progress.at("optimizer")
-        rank_losses = share.new_empty(self.data_size)
-        dist.all_gather_into_tensor(rank_losses, share.view(1), group=self.group)
+        rank_losses = self.gather(share)()
         loss = rank_losses.sum()
         return StepResult(loss, self.optimizer_step(lr, loss), rank_losses)
 

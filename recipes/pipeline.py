@@ -21,14 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gptscale.common.engines.pipeline.plan import (
-    SCHEDULES,
-    Schedule,
-    check_stages,
-    describe_stages,
-    micro_batches,
-    stage_sizes,
-)
+from gptscale.common.engines.pipeline.plan import SCHEDULES, Schedule, check_stages, describe_stages, micro_batches
 from gptscale.common.recipe_config import RecipeConfig
 
 if TYPE_CHECKING:
@@ -125,21 +118,16 @@ def shard_chain(
 
 def build(run: Run, config: PipelineConfig) -> PipelineEngine:
     """Build this rank's stages, fill them with weights, and put a schedule over them."""
-    import torch
     from torch.distributed.device_mesh import init_device_mesh
 
-    from gptscale.common.engines.pipeline.build import parts_of, pipeline_engine, shapes_of
-    from gptscale.common.engines.pipeline.engine import PipelineLoss, TimedStage
+    from gptscale.common.engines.pipeline.build import parts_of, pipeline_engine
     from gptscale.common.model.build import materialise
 
     mesh = init_device_mesh(run.world.device.type, (run.world.world_size,), mesh_dim_names=("pp",))
     parts = parts_of(run, config, mesh.get_local_rank())
     for part in parts.values():
         materialise(part, run, run.world.device)
-    loss, n_stages = PipelineLoss(run.world.device), len(stage_sizes(run, config))
-    shapes = shapes_of(run, n_stages, torch.float32)
-    scheduled = shard(parts, n_stages, mesh, config.schedule, run.batch.grad_accum_steps, loss, shapes, TimedStage)
-    return pipeline_engine(run, config, parts, scheduled, loss, mesh)
+    return pipeline_engine(run, config, parts, shard, mesh)
 
 
 if __name__ == "__main__":

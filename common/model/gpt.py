@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -119,7 +119,7 @@ class Decoder(nn.Module):
     """
 
     # The class of the family's blocks.
-    block: ClassVar[type[nn.Module]]
+    block: type[nn.Module]
     # Returns the positions of n tokens in their sequence.
     positions: Callable[..., Tensor] = staticmethod(torch.arange)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.model.build import aliases
@@ -22,7 +22,7 @@ from gptscale.common.settings.own_config import OwnConfig
 from gptscale.common.settings.user_file import read_json
 
 # The ways in which a module is cut over tensor ranks, by the words of transformers: what makes torch's style.
-STYLES: dict[str, partial[ParallelStyle]] = {
+STYLES: dict[str, partial[Any]] = {
     "colwise": partial(ColwiseParallel),
     "rowwise": partial(RowwiseParallel),
     "embedding_rowwise": partial(RowwiseParallel, input_layouts=Replicate()),

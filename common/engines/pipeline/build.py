@@ -30,7 +30,7 @@ class Stage(Decoder):
 
     def __init__(self, gpt: Decoder, blocks: range, *, embeds: bool, ends: bool) -> None:
         nn.Module.__init__(self)
-        self.config, self.embeds, self.ends = gpt.config, embeds, ends
+        self.config, self.block, self.embeds, self.ends = gpt.config, gpt.block, embeds, ends
         self.wte = gpt.wte if embeds or (ends and gpt.head is None) else None
         self.wpe = gpt.wpe if embeds else None
         self.blocks = nn.ModuleDict({str(i): gpt.blocks[i] for i in blocks})
@@ -110,17 +110,21 @@ def pipeline_engine(
     run: Run,
     options: PipelineOptions,
     parts: dict[int, nn.Module],
-    stages_and_schedule: tuple[list[TimedStage], Any],
-    loss: PipelineLoss,
+    shard: Callable[..., tuple[list[TimedStage], Any]],
     mesh: DeviceMesh,
     *,
+    activation: torch.dtype = torch.float32,
     data: dist.ProcessGroup | None = None,
     cut: Callable[[Tensor], Tensor] | None = None,
 ) -> PipelineEngine:
-    """Return the engine over this process's stages and their schedule.
+    """Return the engine over this process's stages and their schedule, which `shard` of recipes/pipeline.py makes.
 
-    mesh: holds the whole world, and has an axis pp. data: the processes that split the batch. cut: as in TorchEngine.
+    mesh: holds the whole world, and has an axis pp. activation: the type of what stages pass on.
+    data: the processes that split the batch. cut: as in TorchEngine.
     """
+    loss, n_stages = PipelineLoss(run.world.device), len(stage_sizes(run, options))
+    order = (mesh["pp"], options.schedule, run.batch.grad_accum_steps)
+    stages, schedule = shard(parts, n_stages, *order, loss, shapes_of(run, n_stages, activation), TimedStage)
     parameters = {name: p for part in parts.values() for name, p in part.named_parameters()}
     # A V ends on the process where it begins, so the table is there only once.
     tied = own_chain(run.gpt)["tied"] if isinstance(run.gpt, OwnConfig) else []
@@ -129,6 +133,5 @@ def pipeline_engine(
     copies = {table: 2} if both_ends else None
     optimizer = FusedOptimizer(parameters, run.config, shards=dist.group.WORLD, copies=copies)
     tied = (parameters[table], both_ends) if both_ends else None
-    stages, schedule = stages_and_schedule
     pipeline = mesh["pp"].get_group()
     return PipelineEngine(run, stages, schedule, loss, optimizer, pipeline=pipeline, data=data, cut=cut, tied=tied)

@@ -173,11 +173,11 @@ class PipelineEngine(SteppedEngine):
         dist.all_reduce(self.loss.total, group=self.pipeline)
         return self.loss.total
 
-    def _given(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def _given(self, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
         """Return what each stage takes beside the output of the stage before."""
         return {"targets": targets} | ({"inputs": inputs} if self.run.config.is_own else {})
 
-    def _forward(self, stage: TimedStage, x: Tensor, given: dict[str, Tensor]) -> Tensor:
+    def _forward(self, stage: TimedStage, x: Tensor, given: dict[str, Any]) -> Tensor:
         """Run the forward of one stage for one micro-batch.
 
         x: the output of the stage before if this process has that stage; otherwise it is received from its process.

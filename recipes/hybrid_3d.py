@@ -68,7 +68,7 @@ class HybridConfig(PipelineConfig, TensorPlanConfig):
             what = "shares the table between two modules of a process, which neither DTensor nor FSDP can cut"
             fix = "use 1F1B, Interleaved1F1B or InterleavedZeroBubble, or recipe pipeline"
             raise ConfigError(f"{self.schedule} {what}", "in --schedule", fix)
-        if self.schedule in SPLIT_BACKWARD and run.batch.dp_size * run.cp_size > 1:
+        if self.schedule in SPLIT_BACKWARD and run.split_size > 1:
             what = "computes gradients of weights by itself, past fully_shard, which would not sum them"
             fix = "use 1F1B or Interleaved1F1B, or no data ranks: tp_size x pp_size = world"
             raise ConfigError(f"{self.schedule} {what}", "in --schedule", fix)
@@ -99,7 +99,7 @@ def parallelize(part: Any, run: Run, config: HybridConfig, mesh: DeviceMesh) -> 
 
     if mesh["tp"].size() > 1:
         apply_tp(part, run.gpt, mesh["tp"], config.tp_plan)
-    if run.batch.dp_size * run.cp_size > 1:
+    if run.split_size > 1:
         data = mesh["shard"] if config.data_parallel == "fsdp" else mesh["replicate", "shard"]
         shard(part, part.block, data, DTYPES[run.config.precision])
     materialise(part, run, run.world.device)
@@ -118,7 +118,7 @@ def build(run: Run, config: HybridConfig) -> Engine:
     from gptscale.common.optim.fused import FusedOptimizer
     from gptscale.recipes.context_parallel import apply_cp
 
-    c, dp_size, kind = run.config, run.batch.dp_size * run.cp_size, run.world.device.type
+    c, dp_size, kind = run.config, run.split_size, run.world.device.type
     replicas, shards = (1, dp_size) if config.data_parallel == "fsdp" else (dp_size, 1)
     sizes = {"pp": run.pp_size, "replicate": replicas, "shard": shards, "tp": run.tp_size}
     mesh = init_device_mesh(kind, tuple(sizes.values()), mesh_dim_names=tuple(sizes))

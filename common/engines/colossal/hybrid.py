@@ -46,7 +46,7 @@ class HybridOptimizer(LibraryOptimizer):
         layout = TensorLayout(run.gpt, dist.get_rank(plugin.tp_group), tp_size)
         held, clip = {name: masters.get(p, p) for name, p in self.working.items()}, self.clip_gradients
         super().__init__(optimizer, optimizer.optim, held, run.config, clip=clip, boxes=layout.boxes)
-        fill((s for n, p in self.parameters.items() for s in layout.boxes(f"model/{n}", p)), run.gpt, run.config.seed)
+        fill(self.state(), run.gpt, run.config.seed)
         self.publish()
 
     def clip_gradients(self, max_norm: float) -> Tensor:

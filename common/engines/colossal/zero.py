@@ -44,7 +44,7 @@ class LowLevelZeroStepper(LibraryOptimizer):
         rank = dist.get_rank()
         layout = FlatLayout(run.gpt, {n: (tuple(p.shape), rank * parameters[n].numel()) for n, p in working.items()})
         super().__init__(zero, zero.optim, parameters, run.config, clip=self.norm, boxes=layout.boxes)
-        fill((s for n, p in parameters.items() for s in layout.boxes(f"model/{n}", p)), run.gpt, run.config.seed)
+        fill(self.state(), run.gpt, run.config.seed)
         self.publish()
 
     def norm(self, max_norm: float) -> Tensor:
@@ -91,7 +91,7 @@ class GeminiStepper(Stepper):
         for fake in self.fakes.values():
             master = self._master(fake)
             self.inner.state[fake] = {"step": 0, **{key: torch.zeros_like(master) for key in ADAMW_STATE}}
-        fill((s for s in self.state() if s.name.startswith("model/")), run.gpt, run.config.seed)
+        fill(self.state(), run.gpt, run.config.seed)
         self.publish()
 
     def step(self, lr: float, loss: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
-    "core": (CORE, 25_326),
+    "core": (CORE, 25_244),
     "foresight": (("foresight",), 11_312),
     "lenet": (("lenet",), 6_412),
     "the package": ((*CORE, *LABS), 43_050),

@@ -15,6 +15,7 @@ from gptscale.common.engines.pipeline.engine import PipelineEngine, PipelineLoss
 from gptscale.common.engines.pipeline.plan import V_SHAPED, PipelineOptions, stage_indices, stage_sizes
 from gptscale.common.model.build import meta_gpt
 from gptscale.common.model.gpt import Decoder
+from gptscale.common.model.own import PREFIX
 from gptscale.common.optim.fused import FusedOptimizer
 from gptscale.common.settings.own_config import OwnConfig
 from gptscale.common.settings.run import Run
@@ -127,8 +128,10 @@ def pipeline_engine(
     stages, schedule = shard(parts, n_stages, *order, loss, shapes_of(run, n_stages, activation), TimedStage)
     parameters = {name: p for part in parts.values() for name, p in part.named_parameters()}
     # A V ends on the process where it begins, so the table is there only once.
-    tied = own_chain(run.gpt)["tied"] if isinstance(run.gpt, OwnConfig) else []
-    table = f"own.{tied[0]}" if tied else TABLE * (run.gpt.is_tied and not run.config.is_own)
+    if isinstance(run.gpt, OwnConfig):
+        table = next((f"{PREFIX}{name}" for name in own_chain(run.gpt)["tied"]), "")
+    else:
+        table = TABLE * run.gpt.is_tied
     both_ends = tied_embedding_group(mesh) if table and options.schedule not in V_SHAPED else None
     copies = {table: 2} if both_ends else None
     optimizer = FusedOptimizer(parameters, run.config, shards=dist.group.WORLD, copies=copies)

@@ -39,19 +39,6 @@ class Stage(Decoder):
         self.head = gpt.head if ends else None
         self.loss = gpt.loss if ends else None
 
-    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Compute this stage's part of one micro-batch.
-
-        x: (batch, seq) ids on the first stage, (batch, seq, n_embd) activations on the others. Returns activations, or the
-        summed loss, (), on the last stage.
-        """
-        x = self.embed(x) if self.embeds else x
-        for block in self.blocks.values():
-            x = block(x)
-        if self.ends:
-            x = self.loss(self.ln_f(x), self.head_weight, targets)
-        return x
-
 
 def stages_of(gpt: Decoder, sizes: Sequence[int], indices: Sequence[int]) -> list[Stage]:
     """Return the stages `indices` of a pipeline whose stages have `sizes` blocks."""

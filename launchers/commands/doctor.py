@@ -61,9 +61,8 @@ class DoctorOptions:
 
 def main(argv: Sequence[str]) -> int:
     """Gather all facts and print them."""
-    options = parse(
-        DoctorOptions, argv, prog="gptscale doctor", about="What is installed, what can run here, and why not the rest."
-    )
+    about = "What is installed, what can run here, and why not the rest."
+    options = parse(DoctorOptions, argv, prog="gptscale doctor", about=about)
     if options.nodes:
         return compare_nodes(options.out)
     facts = gather()

@@ -126,9 +126,8 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
     data = "synthetic" if "data" in recipe_config.own_work(run) else config.data
     source = open_source(data, tokenizer=config.tokenizer, vocab_size=run.gpt.vocab_size, seed=config.seed)
     train, held_out = split(source, seq_len=run.seq_len)
-    ready = ReadyRun(
-        run, recipe_config, train, held_out, source.fingerprint, _resume_path(config, is_main=world.is_main)
-    )
+    resume = _resume_path(config, is_main=world.is_main)
+    ready = ReadyRun(run, recipe_config, train, held_out, source.fingerprint, resume)
     # Batches checks that the data is long enough for one sequence, and that the batch is divisible.
     ready.batches(train, 0, run.batch.dp_size)
     if ready.resume is not None and world.is_main:

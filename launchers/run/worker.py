@@ -199,10 +199,8 @@ def _train_with(engine: Engine, ready: ReadyRun, record: RunRecord, stop: StopRe
             if not run.config.eval_every or step % run.config.eval_every:
                 return None
             progress.at("evaluation")
-            losses = [
-                engine.eval_loss(to_device(held_out.batch(i), run.world.device)) for i in range(run.config.eval_batches)
-            ]
-            return torch.stack(losses).mean()
+            batches = (to_device(held_out.batch(i), run.world.device) for i in range(run.config.eval_batches))
+            return torch.stack([engine.eval_loss(batch) for batch in batches]).mean()
 
         saver = Saver(ready, engine, checkpoints, recorder.sync, spikes)
         try:

@@ -51,15 +51,13 @@ class HybridOptimizer(LibraryOptimizer):
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Scale the gradients so that the norm over the whole model is at most `max_norm`, and return that norm before, ()."""
-        gradients = {name: p.grad for name, p in self.working.items() if p.grad is not None}
-        squares = [
-            torch.linalg.vector_norm(g, dtype=torch.float32).square() / self.copies[n] for n, g in gradients.items()
-        ]
-        total = torch.stack(squares).sum()
+        grads = {name: p.grad for name, p in self.working.items() if p.grad is not None}
+        norms = {name: torch.linalg.vector_norm(grad, dtype=torch.float32) for name, grad in grads.items()}
+        total = torch.stack([norm.square() / self.copies[name] for name, norm in norms.items()]).sum()
         for group in (self.plugin.tp_group, self.plugin.pp_group):
             dist.all_reduce(total, group=group)
         norm = total.sqrt()
-        torch._foreach_mul_(list(gradients.values()), torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        torch._foreach_mul_(list(grads.values()), torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         return norm
 
     def state_tensors(self) -> Iterator[StateTensor]:

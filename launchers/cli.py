@@ -22,7 +22,7 @@ from gptscale.common.process.begin import no_closed_streams
 from gptscale.common.process.environments import name_user
 from gptscale.common.process.fork_server import declare_fresh
 from gptscale.common.process.mock import refuse_mock
-from gptscale.common.settings.checks import did_you_mean
+from gptscale.common.settings.checks import check_name
 from gptscale.common.settings.command_line import fail, refuse_repeated
 
 # Word: its line of `gptscale --help`, behind "gptscale WORD".
@@ -143,8 +143,7 @@ def _carry_out(words: Sequence[str]) -> int:
     if words[0].startswith("-"):
         raise ConfigError("a command is missing", "on the command line", "gptscale COMMAND")
     word, *others = words
-    if word not in COMMANDS:
-        raise ConfigError(f"unknown command {word!r}", "on the command line", did_you_mean(word, COMMANDS))
+    check_name(word, COMMANDS, "command", "on the command line")
     status: int = import_module(f"gptscale.{MODULES[word]}").main(others)
     return status
 

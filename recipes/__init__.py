@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process import environments
-from gptscale.common.settings.checks import did_you_mean
+from gptscale.common.settings.checks import check_name
 from gptscale.common.settings.mesh import AXES
 
 # Let through errors only: these loggers write some hundred lines around each run, at its imports too.
@@ -202,6 +202,5 @@ def names_with(fact: Callable[[Recipe], bool]) -> str:
 
 def get(name: str) -> Recipe:
     """Return the row of `name`, or raise ConfigError with the nearest name if there is none."""
-    if name not in RECIPES:
-        raise ConfigError(f"unknown recipe {name!r}", "on the command line", did_you_mean(name, RECIPES))
+    check_name(name, RECIPES, "recipe", "on the command line")
     return RECIPES[name]

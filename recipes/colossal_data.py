@@ -104,30 +104,44 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, gemini: bool, **op
 def build(run: Run, config: ColossalZeroConfig | ColossalGeminiConfig) -> TorchEngine:
     """Build the whole model on each device (Gemini: one parameter at a time, into its chunk) and a cut optimizer."""
     import torch
+    import torch.distributed as dist
 
     from gptscale.common.engines.colossal import start as colossal_start
 
     # This comes before anything imports colossalai.
     colossal_start.start(run.world)
     from gptscale.common.engines.colossal.gpt2 import GPT2WithLoss
-    from gptscale.common.engines.colossal.zero import gemini_engine, hybrid_adam, zero_engine
+    from gptscale.common.engines.colossal.hybrid import BoostedModel
+    from gptscale.common.engines.colossal.weights import named_parameters
+    from gptscale.common.engines.colossal.zero import GeminiStepper, LowLevelZeroStepper, hybrid_adam
+    from gptscale.common.engines.torch_engine import TorchEngine, holding_back
     from gptscale.common.optim.library import make_torch_optimizer
 
-    clip = run.config.clip_grad_norm
+    clip, is_gemini = run.config.clip_grad_norm, isinstance(config, ColossalGeminiConfig)
+    model, options = GPT2WithLoss(run, lazy=is_gemini), dict[str, Any](precision=run.config.precision)
     if isinstance(config, ColossalGeminiConfig):
-        model = GPT2WithLoss(run, lazy=True)
-        options: dict[str, Any] = {"precision": run.config.precision, "enable_gradient_accumulation": True}
-        options |= config.fractions
-        optimizer = hybrid_adam(model, run.config)
+        options |= {"enable_gradient_accumulation": True, **config.fractions}
         # 0.5.0 keeps a model of a single chunk whole, and then counts what it accumulates once for each rank.
         options["min_chunk_size_m"] = min(32.0, run.gpt.n_params_in_memory / 2**23)
         # Gemini computes norms only if it is to clip. No norm exceeds infinity.
-        return gemini_engine(run, model, shard(model, optimizer, True, max_norm=clip or torch.inf, **options))
-    model = GPT2WithLoss(run, lazy=False)
-    options = {"precision": run.config.precision, "communication_dtype": torch.float32, "max_norm": clip}
-    options |= {"stage": config.stage, "overlap_communication": config.overlap_communication}
-    optimizer = make_torch_optimizer(model, run.config)
-    return zero_engine(run, config.stage, model, shard(model, optimizer, False, **options))
+        options["max_norm"] = clip or torch.inf
+        unsharded = hybrid_adam(model, run.config)
+    else:
+        options |= {"communication_dtype": torch.float32, "max_norm": clip}
+        options |= {"stage": config.stage, "overlap_communication": config.overlap_communication}
+        unsharded = make_torch_optimizer(model, run.config)
+    boosted, optimizer = shard(model, unsharded, is_gemini, **options)
+    stepper = (GeminiStepper if is_gemini else LowLevelZeroStepper)(run, optimizer, named_parameters(model.hf, run.gpt))
+    # Stage 1 holds gradients back while they accumulate. The others reduce them after every micro-batch.
+    holds_back = isinstance(config, ColossalZeroConfig) and config.stage == 1
+    return TorchEngine(
+        run,
+        BoostedModel(boosted),
+        stepper,
+        group=dist.group.WORLD,
+        set_grad_sync=holding_back(optimizer.no_sync) if holds_back else lambda on: None,
+        backward=optimizer.backward,
+    )
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ Source                 Li et al. 2020, "PyTorch Distributed" (arXiv 2006.15704)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gptscale.common.recipe_config import RecipeConfig
@@ -64,13 +65,10 @@ def build(run: Run, config: DDPConfig) -> TorchEngine:
 
     model = materialise(meta_gpt(run), run, run.world.device)
     replica = shard(model, config.bucket_cap_mb, config.static_graph)
-
-    def set_grad_sync(on: bool) -> None:
-        # The context manager `no_sync` sets this, too. Contexts would be nested.
-        replica.require_backward_grad_sync = on
-
+    # The context manager `no_sync` sets this, too. Contexts would be nested.
+    sync = partial(setattr, replica, "require_backward_grad_sync")
     optimizer = FusedOptimizer(dict(model.named_parameters()), run.config)
-    return TorchEngine(run, replica, optimizer, group=dist.group.WORLD, set_grad_sync=set_grad_sync)
+    return TorchEngine(run, replica, optimizer, group=dist.group.WORLD, set_grad_sync=sync)
 
 
 if __name__ == "__main__":

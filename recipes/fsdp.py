@@ -109,12 +109,10 @@ def build_over(
     from gptscale.common.optim.fused import FusedOptimizer
 
     world = run.world
-    shard_size = world.world_size // config.dp_replicate_size
-    if config.dp_replicate_size == 1:
-        mesh = init_device_mesh(world.device.type, (shard_size,), mesh_dim_names=("dp_shard",))
-    else:
-        sizes = (config.dp_replicate_size, shard_size)
-        mesh = init_device_mesh(world.device.type, sizes, mesh_dim_names=("dp_replicate", "dp_shard"))
+    sizes = {"dp_shard": world.world_size // config.dp_replicate_size}
+    if config.dp_replicate_size > 1:
+        sizes = {"dp_replicate": config.dp_replicate_size, **sizes}
+    mesh = init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     root = shard(model, model.block, config, mesh, DTYPES[run.config.precision])
     materialise(model, run, torch.device("cpu") if config.cpu_offload else world.device)
 

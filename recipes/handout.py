@@ -15,6 +15,7 @@ It differs             in its work, and is kept out of parity for that: dropout 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gptscale.common.errors import ConfigError
@@ -117,11 +118,8 @@ def build(run: Run, config: HandoutConfig) -> TorchEngine:
     if run.world.world_size == 1:
         return TorchEngine(run, model, stepper)
     replica = ddp.shard(model)
-
-    def set_grad_sync(on: bool) -> None:
-        replica.require_backward_grad_sync = on
-
-    return TorchEngine(run, replica, stepper, group=dist.group.WORLD, set_grad_sync=set_grad_sync)
+    sync = partial(setattr, replica, "require_backward_grad_sync")
+    return TorchEngine(run, replica, stepper, group=dist.group.WORLD, set_grad_sync=sync)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD, V_SHAPED, describe_stages, stage_sizes
+from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD, V_SHAPED, describe_stages
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import refuse_changed
 from gptscale.recipes.pipeline import PipelineConfig
@@ -68,7 +68,7 @@ class HybridConfig(PipelineConfig, TensorPlanConfig):
             what = "shares the table between two modules of a process, which neither DTensor nor FSDP can cut"
             fix = "use 1F1B, Interleaved1F1B or InterleavedZeroBubble, or recipe pipeline"
             raise ConfigError(f"{self.schedule} {what}", "in --schedule", fix)
-        if self.schedule in SPLIT_BACKWARD and run.batch.dp_size * run.cp_size > 1:
+        if self.schedule in SPLIT_BACKWARD and run.split_size > 1:
             what = "computes gradients of weights by itself, past fully_shard, which would not sum them"
             fix = "use 1F1B or Interleaved1F1B, or no data ranks: tp_size x pp_size = world"
             raise ConfigError(f"{self.schedule} {what}", "in --schedule", fix)
@@ -92,17 +92,16 @@ def shard(part: nn.Module, block_class: type[nn.Module], mesh: DeviceMesh, compu
     return fully_shard(part, reshard_after_forward=False, **policy)
 
 
-def parallelize(part: nn.Module, run: Run, config: HybridConfig, mesh: DeviceMesh) -> None:
+def parallelize(part: Any, run: Run, config: HybridConfig, mesh: DeviceMesh) -> None:
     """Cut a stage over tensor ranks, then over data ranks and those of a sequence, and only then give it memory."""
     from gptscale.common.model.build import materialise
     from gptscale.common.model.precision import DTYPES
-    from gptscale.common.settings.families import model_class
 
     if mesh["tp"].size() > 1:
         apply_tp(part, run.gpt, mesh["tp"], config.tp_plan)
-    if run.batch.dp_size * run.cp_size > 1:
+    if run.split_size > 1:
         data = mesh["shard"] if config.data_parallel == "fsdp" else mesh["replicate", "shard"]
-        shard(part, getattr(part, "block", None) or model_class(run.gpt).block, data, DTYPES[run.config.precision])
+        shard(part, part.block, data, DTYPES[run.config.precision])
     materialise(part, run, run.world.device)
 
 
@@ -112,15 +111,14 @@ def build(run: Run, config: HybridConfig) -> Engine:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    from gptscale.common.engines.pipeline.build import parts_of, pipeline_engine, shapes_of
-    from gptscale.common.engines.pipeline.engine import PipelineLoss, TimedStage
+    from gptscale.common.engines.pipeline.build import parts_of, pipeline_engine
     from gptscale.common.engines.torch_engine import TorchEngine
     from gptscale.common.model.build import meta_gpt
     from gptscale.common.model.precision import DTYPES
     from gptscale.common.optim.fused import FusedOptimizer
     from gptscale.recipes.context_parallel import apply_cp
 
-    c, dp_size, kind = run.config, run.batch.dp_size * run.cp_size, run.world.device.type
+    c, dp_size, kind = run.config, run.split_size, run.world.device.type
     replicas, shards = (1, dp_size) if config.data_parallel == "fsdp" else (dp_size, 1)
     sizes = {"pp": run.pp_size, "replicate": replicas, "shard": shards, "tp": run.tp_size}
     mesh = init_device_mesh(kind, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
@@ -135,11 +133,8 @@ def build(run: Run, config: HybridConfig) -> Engine:
     cut = apply_cp(torch.nn.ModuleList(parts.values()), run, config.cp_style)
     for part in parts.values():
         parallelize(part, run, config, mesh)
-    loss, n_stages = PipelineLoss(run.world.device), len(stage_sizes(run, config))
-    shapes = shapes_of(run, n_stages, DTYPES[c.precision] if dp_size > 1 else torch.float32)
-    order = (mesh["pp"], config.schedule, run.batch.grad_accum_steps)
-    scheduled = schedule_of(parts, n_stages, *order, loss, shapes, TimedStage)
-    return pipeline_engine(run, config, parts, scheduled, loss, mesh, data=data, cut=cut)
+    activation = DTYPES[c.precision] if dp_size > 1 else torch.float32
+    return pipeline_engine(run, config, parts, schedule_of, mesh, activation=activation, data=data, cut=cut)
 
 
 if __name__ == "__main__":

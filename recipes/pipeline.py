@@ -21,14 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gptscale.common.engines.pipeline.plan import (
-    SCHEDULES,
-    Schedule,
-    check_stages,
-    describe_stages,
-    micro_batches,
-    stage_sizes,
-)
+from gptscale.common.engines.pipeline.plan import SCHEDULES, Schedule, check_stages, describe_stages, micro_batches
 from gptscale.common.recipe_config import RecipeConfig
 
 if TYPE_CHECKING:
@@ -36,8 +29,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.pipelining import PipelineStage
 
+    from gptscale.common.engines.pipeline.chain_stage import LossOf
     from gptscale.common.engines.pipeline.engine import PipelineEngine
-    from gptscale.common.engines.pipeline.own_stage import LossOf
     from gptscale.common.settings.run import Run
 
 
@@ -116,30 +109,25 @@ def shard_chain(
     loss_of(model, inputs, targets): the mean loss. sample: inputs and targets of a micro-batch. What runs a batch takes both,
     leaves the gradients in the stages, and returns the mean loss. Raises NoChainError.
     """
-    from gptscale.common.engines.pipeline.own_stage import ChainStage
+    from gptscale.common.engines.pipeline.chain_stage import gradients, stage_of_loop
 
-    stage = ChainStage(model, block_class, loss_of, sample, mesh)
-    _, schedule = shard({stage.index: stage}, mesh.size(), mesh, "1F1B", m, lambda loss, _: loss / m, stage.shapes)
-    return stage, partial(stage.gradients, schedule)
+    stage, shapes = stage_of_loop(model, block_class, loss_of, sample, mesh)
+    _, schedule = shard({mesh.get_local_rank(): stage}, mesh.size(), mesh, "1F1B", m, lambda loss, _: loss / m, shapes)
+    return stage, partial(gradients, schedule, mesh)
 
 
 def build(run: Run, config: PipelineConfig) -> PipelineEngine:
     """Build this rank's stages, fill them with weights, and put a schedule over them."""
-    import torch
     from torch.distributed.device_mesh import init_device_mesh
 
-    from gptscale.common.engines.pipeline.build import parts_of, pipeline_engine, shapes_of
-    from gptscale.common.engines.pipeline.engine import PipelineLoss, TimedStage
+    from gptscale.common.engines.pipeline.build import parts_of, pipeline_engine
     from gptscale.common.model.build import materialise
 
     mesh = init_device_mesh(run.world.device.type, (run.world.world_size,), mesh_dim_names=("pp",))
     parts = parts_of(run, config, mesh.get_local_rank())
     for part in parts.values():
         materialise(part, run, run.world.device)
-    loss, n_stages = PipelineLoss(run.world.device), len(stage_sizes(run, config))
-    shapes = shapes_of(run, n_stages, torch.float32)
-    scheduled = shard(parts, n_stages, mesh, config.schedule, run.batch.grad_accum_steps, loss, shapes, TimedStage)
-    return pipeline_engine(run, config, parts, scheduled, loss, mesh)
+    return pipeline_engine(run, config, parts, shard, mesh)
 
 
 if __name__ == "__main__":

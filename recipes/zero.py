@@ -101,7 +101,7 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
     from gptscale.common.engines.zero.optimizer import ZeroOptimizer, full_shape
     from gptscale.common.engines.zero.options import check_by_deepspeed
     from gptscale.common.engines.zero.swap_folder import SwapFolder
-    from gptscale.common.model.build import materialise, meta_gpt
+    from gptscale.common.model.build import materialise, meta_gpt, set_buffers
     from gptscale.common.optim.fused import decay_groups
     from gptscale.common.optim.library import torch_optimizer
 
@@ -128,8 +128,8 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
         ds = shard(model, kind(groups, **options), json)
     stepper = ZeroOptimizer(ds, names, name=run.config.optimizer, swap=swap)
     stepper.initialise(run.gpt, run.config.seed)
-    if run.config.is_own:
-        model.set_buffers(run.world.device)  # type: ignore[operator]
+    # DeepSpeed has cast them.
+    set_buffers(model, run.gpt, run.world.device)
     return TorchEngine(
         run,
         ds,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.timing import copy_call, medians
-from gptscale.common.model.matrix_products import by_onednn, product
+from gptscale.common.model.loss import by_onednn, product
 from gptscale.common.settings.shape import ModelConfig
 
 PARTS = ("matrix products", "attention", "elementwise", "loss", "optimizer", "gaps")
@@ -54,7 +54,7 @@ def products(gpt: ModelConfig, rows: int) -> Iterator[MatrixProduct]:
 def routes(matrix_product: MatrixProduct, dtype: torch.dtype, device: torch.device) -> dict[str, Callable[[], object]]:
     """Return the calls that compute a product, by the name of the library route.
 
-    mm is torch.mm. onednn, where common/model/matrix_products.py would take it, is the other library on a CPU. For the gradient
+    mm is torch.mm. onednn, where common/model/loss.py would take it, is the other library on a CPU. For the gradient
     of a weight it computes the transpose, which suits it better. Operands are laid out as Linear has them and normally
     distributed, because zeros would draw less power.
     """

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from gptscale.common.engines.pipeline.plan import stage_indices, stage_sizes
 from gptscale.common.settings.shape import CUT_DIMS, Weight
@@ -20,23 +20,6 @@ if TYPE_CHECKING:
     from gptscale.common.settings.run import Run
 
 Shapes = dict[str, tuple[int, ...]]
-
-
-class Place(NamedTuple):
-    """Where a rank is on the mesh of its run, and the sizes of that. Ranks of a sequence count as data ranks."""
-
-    tp_size: int
-    dp_size: int
-    dp_rank: int
-    pp_size: int
-    pp_rank: int
-
-
-def place_of(run: Run) -> Place:
-    """Return where the rank of a run is."""
-    mesh, rank = run.mesh, run.world.rank
-    dp, cp, stages = ((mesh.size(axis), mesh.place(axis, rank)) for axis in ("dp", "cp", "pp"))
-    return Place(mesh.size("tp"), dp[0] * cp[0], dp[1] * cp[0] + cp[1], *stages)
 
 
 def held_shapes(run: Run, config: RecipeConfig) -> tuple[Shapes, list[Shapes], Shapes]:
@@ -58,7 +41,7 @@ def stage_of(run: Run, config: RecipeConfig) -> tuple[bool, bool, int]:
         from gptscale.common.engines.colossal import checks as colossal
 
         sizes, schedule = colossal.stage_sizes(run.gpt.n_layer, run.pp_size, options.chunks), ""
-    indices = stage_indices(schedule, place_of(run).pp_rank, run.pp_size, len(sizes))
+    indices = stage_indices(schedule, run.mesh.place("pp", run.world.rank), run.pp_size, len(sizes))
     return 0 in indices, len(sizes) - 1 in indices, sum(sizes[i] for i in indices)
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, parallel
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from gptscale.common.errors import ConfigError
@@ -132,11 +132,8 @@ def check_tp(run: Run, tp_plan: Path | None = None) -> None:
 def styles_of(part: nn.Module, plan: Mapping[str, str]) -> dict[str, ParallelStyle]:
     """Return the styles for the modules of a plan of one's own that a model, or a stage of it, has."""
     own = {name for name, module in part.named_modules() if module._parameters}
-    words = {"Replicate": Replicate, **vars(parallel)}
-    styles = {word: eval(text, words) for word, text in STYLES.items()} | {
-        "embedding_rowwise": VocabParallelEmbedding(True)
-    }
-    return {name: styles[style] for name, style in plan.items() if name in own}
+    styles = STYLES | {"embedding_rowwise": partial(VocabParallelEmbedding, is_whole=True)}
+    return {name: styles[style]() for name, style in plan.items() if name in own}
 
 
 def check_async_tp(run: Run) -> None:

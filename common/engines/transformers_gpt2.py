@@ -61,4 +61,4 @@ class PlainOptimizer(LibraryOptimizer):
         # It counts its steps on the host, unlike the fused one.
         for state in plain.state.values():
             state["step"] = state["step"].cpu()
-        fill((s for n, p in parameters.items() for s in self.boxes(f"model/{n}", p)), run.gpt, run.config.seed)
+        fill(self.state(), run.gpt, run.config.seed)

@@ -10,7 +10,6 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
 
 BACKENDS = {
@@ -24,16 +23,11 @@ BACKENDS = {
 FLASH3 = "flash_attn_interface"
 
 
-def check_attention(run: Run) -> None:
-    """Raise ConfigError unless the run's device and precision suit the kernel that it asks for.
+def check_attention(config: RunConfig, device: torch.device) -> None:
+    """Raise ConfigError unless the kernel `config.attention` runs on `device` with the options of `config`.
 
     torch would raise an error too, but only in the first step.
     """
-    check_attention_on(run.config, run.world.device)
-
-
-def check_attention_on(config: RunConfig, device: torch.device) -> None:
-    """Raise ConfigError unless the kernel `config.attention` runs on `device` with the options of `config`."""
     name, where = config.attention, "in --attention"
     if name in ("auto", "math"):
         return
@@ -50,12 +44,8 @@ def check_attention_on(config: RunConfig, device: torch.device) -> None:
     if capability < (8, 0) or (name == "flash3" and capability[0] != 9):
         needed = "Hopper (9.0)" if name == "flash3" else "Ampere (8.0) or newer"
         raise ConfigError(f"{name} attention needs {needed}, not {capability[0]}.{capability[1]}", where, "use auto")
-    if name == "flash3":
-        _check_flash3(config)
-
-
-def _check_flash3(config: RunConfig) -> None:
-    where = "in --attention"
+    if name != "flash3":
+        return
     if config.dropout:
         raise ConfigError("FlashAttention-3 has no dropout", where, "use flash, or --dropout 0")
     if importlib.util.find_spec("torch.nn.attention._fa3") is None:

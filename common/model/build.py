@@ -17,6 +17,7 @@ from gptscale.common.model.gpt import Decoder
 from gptscale.common.model.initial_weights import init_weights
 from gptscale.common.settings.families import model_class
 from gptscale.common.settings.run import Run
+from gptscale.common.settings.shape import ModelConfig
 from gptscale.common.state import shard_of
 
 aten = torch.ops.aten
@@ -75,6 +76,31 @@ def materialise(model: M, run: Run, device: torch.device) -> M:
 
     model: a model or a stage of one, on the meta device. Its parameters may be DTensors.
     """
-    model.to_empty(device=device)
+    give_memory(model, run.gpt, device)
     init_weights((shard_of(f"model/{name}", p) for name, p in model.named_parameters()), run.gpt, run.config.seed)
     return model
+
+
+def give_memory(model: nn.Module, gpt: ModelConfig, device: torch.device) -> None:
+    """Allocate the parameters of a model on the meta device, tied ones once, and give its buffers their values."""
+    tied = aliases(model)
+    model.to_empty(device=device)
+    for name, first in tied:
+        owner, _, last = name.rpartition(".")
+        model.get_submodule(owner)._parameters[last] = model.get_parameter(first)
+    set_buffers(model, gpt, device)
+
+
+def aliases(model: nn.Module) -> list[tuple[str, str]]:
+    """Return the further name of each parameter that several modules have, with its first name."""
+    first: dict[nn.Parameter, str] = {}
+    named = model.named_parameters(remove_duplicate=False)
+    return [(name, first[p]) for name, p in named if first.setdefault(p, name) != name]
+
+
+def set_buffers(model: nn.Module, gpt: ModelConfig, device: torch.device) -> None:
+    """Give the buffers of a model, or of a stage of one, the values that their modules gave them."""
+    given = gpt.buffers()
+    for name, _ in [*model.named_buffers(remove_duplicate=False)]:
+        owner, _, last = name.rpartition(".")
+        model.get_submodule(owner)._buffers[last] = given[name].to(device, copy=True)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -119,7 +119,9 @@ class Decoder(nn.Module):
     """
 
     # The class of the family's blocks.
-    block: ClassVar[type[nn.Module]]
+    block: type[nn.Module]
+    # Whether ids come in, and whether a loss or logits come out. A stage of a pipeline may have activations on either side.
+    embeds = ends = True
     # Returns the positions of n tokens in their sequence.
     positions: Callable[..., Tensor] = staticmethod(torch.arange)
 
@@ -151,14 +153,16 @@ class Decoder(nn.Module):
         """Return the logits, or the summed loss if `targets` are given.
 
         inputs, targets: token ids, (batch, seq). A target of -100 is not counted. Logits are (batch, seq, vocab_size), the loss
-        is a scalar.
+        is a scalar. What stages take from each other are activations, (batch, seq, n_embd).
 
         The model computes the loss itself, because a wrapper that gathers weights only around `forward` (FSDP) then still has the
         weight of the head.
         """
-        x = self.embed(inputs)
-        for block in self.blocks:
+        x = self.embed(inputs) if self.embeds else inputs
+        for block in self.blocks.children():
             x = block(x)
+        if not self.ends:
+            return x
         x = self.ln_f(x)
         if targets is None:
             return F.linear(x, self.head_weight)[..., : self.config.vocab_size]

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
-from gptscale.common.model.matrix_products import product
-
 # A target that is not counted, as in torch.nn.functional.cross_entropy.
 IGNORE = -100
 # Bytes of one block of logits, copies included; the CPU's is measured (docs/measurements/bench_model.md).
@@ -162,6 +160,28 @@ def _loss_and_gradients(
         # Free it now, or the logits of the next block would be allocated beside it.
         del grad
     return total, grad_x, grad_weight.to(weight.dtype) if grad_weight is not None else None
+
+
+def by_onednn(a: Tensor, b: Tensor) -> bool:
+    """Return whether `product` uses oneDNN for these two.
+
+    It does for fp32 on a CPU, where torch.mm always uses MKL. For bf16 torch.mm uses oneDNN by itself.
+    """
+    plain = all(type(t) is Tensor and t.device.type == "cpu" and t.dtype == torch.float32 and t.numel() for t in (a, b))
+    return plain and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a (m, k) times b (k, n), neither of which has a gradient.
+
+    On an AMD EPYC, MKL took 1.1 to 1.5 times as long as oneDNN (docs/measurements/bench_model.md). The operator used here is the
+    one that torch.compile puts in place of a Linear. It has no derivative, and `a` must be contiguous. A process that handles
+    signals must give their handlers a stack of their own while oneDNN multiplies, as common/process/begin.py does.
+    """
+    if by_onednn(a, b):
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
+        return y
+    return a @ b
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import copy
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.model.build import aliases
 from gptscale.common.model.hf_weights import safetensors_in
 from gptscale.common.model.loss import IGNORE
 from gptscale.common.settings.checks import refuse_changed
@@ -116,6 +117,22 @@ class Means(TorchFunctionMode):
         return result
 
 
+def loss_of_logits(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the summed loss of a model of transformers."""
+    rows = model(input_ids=inputs, use_cache=False).logits.flatten(0, 1).float()
+    return functional.cross_entropy(rows, targets.flatten(), ignore_index=IGNORE, reduction="sum")
+
+
+def loss_of_module(source: str, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the summed loss that a user's module returns. Raises ConfigError for anything else."""
+    loss = model(inputs, targets)
+    if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
+        what = f"a tensor {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        fix = "let its forward(inputs, targets) return the summed loss, a scalar"
+        raise refused(source, f"returns no loss but {what}", fix)
+    return loss
+
+
 class OwnModel(nn.Module):
     """A model of one's own behind forward(inputs, targets), which returns the summed loss.
 
@@ -131,6 +148,7 @@ class OwnModel(nn.Module):
         self.config, self.source, on_meta = config, config.source, torch.get_default_device().type == "meta"
         with weights_on_meta(lambda p: p.dim() > 1) if on_meta else nullcontext():
             self.own = build(config.source, config.dropout, with_values=on_meta)
+        self.loss_of = loss_of_logits if self.source.startswith(HF) else partial(loss_of_module, self.source)
         lists = [(n, [*m.children()]) for n, m in self.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
         # Modules without parts, such as products side by side, are no blocks.
         equal = [(n, b) for n, b in lists if len(b) > 1 and len({*map(type, b)}) == 1 and [*b[0].children()]]
@@ -147,20 +165,7 @@ class OwnModel(nn.Module):
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the summed loss over the targets that count, (). inputs, targets: token ids, (batch, seq)."""
-        if self.source.startswith(HF):
-            rows = self.own(input_ids=inputs, use_cache=False).logits.flatten(0, 1).float()
-            return functional.cross_entropy(rows, targets.flatten(), ignore_index=IGNORE, reduction="sum")
-        loss = self.own(inputs, targets)
-        if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
-            what = f"a tensor {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            fix = "let its forward(inputs, targets) return the summed loss, a scalar"
-            raise refused(self.source, f"returns no loss but {what}", fix)
-        return loss
-
-    def tokens(self) -> tuple[Tensor, Tensor]:
-        """Return a few ids and targets, for each of which every table has a row."""
-        ids = torch.arange(16) % min(m.num_embeddings for m in self.modules() if isinstance(m, nn.Embedding))
-        return ids.view(2, 8), ids.flip(0).view(2, 8)
+        return self.loss_of(self.own, inputs, targets)
 
     def given(self, name: str) -> Any:
         """Return a vector's values, or a weight in a file, to be read by rows. None: no file has this matrix."""
@@ -168,30 +173,6 @@ class OwnModel(nn.Module):
             return opened(self.files[name]).get_slice(name.removeprefix(PREFIX))
         value = self.get_parameter(name)
         return None if value.is_meta else value.detach()
-
-    def aliases(self) -> list[tuple[str, str]]:
-        """Return the further name of each weight that several modules have, with its first name."""
-        first: dict[nn.Parameter, str] = {}
-        named = self.named_parameters(remove_duplicate=False)
-        return [(name, first[p]) for name, p in named if first.setdefault(p, name) != name]
-
-    def to_empty(self, *, device: Any, recurse: bool = True) -> OwnModel:
-        """Give the weights memory on `device`, tied ones once, and the buffers their values."""
-        aliases = self.aliases()
-        super().to_empty(device=device, recurse=recurse)
-        for name, first in aliases:
-            owner, _, last = name.rpartition(".")
-            self.get_submodule(owner)._parameters[last] = self.get_parameter(first)
-        self.set_buffers(device)
-        return self
-
-    def set_buffers(self, device: torch.device) -> None:
-        """Give the buffers, on `device`, the values that their modules gave them. DeepSpeed casts them."""
-        given = dict(self.config.look().named_buffers(remove_duplicate=False))
-        # A stage has some of them.
-        for name, _ in [*self.named_buffers(remove_duplicate=False)]:
-            owner, _, last = name.rpartition(".")
-            self.get_submodule(owner)._buffers[last] = given[name].to(device, copy=True)
 
     def check(self) -> None:
         """Raise ConfigError for weights that strategies cannot hold, cut or train alike, by name."""
@@ -205,7 +186,7 @@ class OwnModel(nn.Module):
             }
             for reason in (reason for reason, is_so in why.items() if is_so):
                 raise refused(self.source, f"has {name.removeprefix(PREFIX)} {reason}", "change that")
-        for name, first in self.aliases():
+        for name, first in aliases(self):
             owners = {next((p for p in self.prefixes if n.startswith(p)), "") for n in (name, first)}
             if len(owners) > 1 and len({*map(id, self.blocks)}) == len(self.blocks):
                 raise refused(self.source, f"ties {name} to {first}, of another block", "untie them")
@@ -273,7 +254,7 @@ def look(source: str, dropout: float, seed: int) -> OwnModel:
         if pickles := [*folder.glob("pytorch_model*.bin")] if folder.is_dir() else []:
             raise refused(source, f"has weights in {pickles[0].name}, a pickle", "save it as safetensors")
         return model
-    known, tied = model.own.state_dict(), {name.removeprefix(PREFIX) for name, _ in model.aliases()}
+    known, tied = model.own.state_dict(), {name.removeprefix(PREFIX) for name, _ in aliases(model)}
     fix = "name a folder that transformers saved whole"
     for name in sorted(files.keys() | known.keys() - tied):
         if name not in files or name not in known:
@@ -311,31 +292,6 @@ def try_step(looked: OwnModel, seq_len: int) -> None:
         raise refused(source, f"fails at a step ({type(error).__name__}: {error})", fix) from None
     if idle := [name.removeprefix(PREFIX) for name, p in model.named_parameters() if p.grad is None]:
         raise refused(source, f"does not use {', '.join(idle[:4])}, which would get no gradient", "remove them")
-
-
-def twin_of(looked: OwnModel, plan: Mapping[str, str]) -> OwnModel:
-    """Return a copy with random values and without dropout. It has the first blocks alone, one of each kind, if it runs so.
-
-    plan: how modules are cut, by which kinds differ, too. Rows of tables get no gradients, so that it needs less memory.
-    """
-    weights = [(name, (p.shape, plan.get(name.rpartition(".")[0]))) for name, p in looked.named_parameters()]
-    kinds = [{n.removeprefix(start): kind for n, kind in weights if start in n} for start in looked.prefixes]
-    first = max(2, 1 + max(kinds.index(each) for each in kinds))
-    for kept in (first, len(kinds)):
-        twin = copy.deepcopy(looked)
-        del twin.get_submodule(looked.prefixes[0][:-3])[kept:]  # type: ignore[operator]
-        twin.__dict__["blocks"], twin.prefixes = twin.blocks[:kept], looked.prefixes[:kept]
-        twin.to_empty(device=torch.device("cpu")).eval()
-        generator = torch.Generator().manual_seed(0)
-        for p in twin.parameters():
-            # A vector is near one, as a norm has it.
-            p.data.normal_(float(p.dim() == 1), 0.05, generator=generator)
-        for table in (m for m in twin.modules() if isinstance(m, nn.Embedding)):
-            table.weight.requires_grad_(False)
-        with suppress(Exception):
-            twin(*twin.tokens())
-            break
-    return twin
 
 
 @cache

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import is_emulated, supports_bf16, supports_fp8
-from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import Precision
 
 # The type that autocast computes in, and that weights have where a strategy casts them itself.
@@ -25,27 +24,21 @@ DTYPES: dict[Precision, torch.dtype] = {
 }
 
 
-def check_precision(run: Run) -> None:
-    """Raise ConfigError if the run's device has no fast or no correct arithmetic for its precision."""
-    precision, device = run.config.precision, run.world.device
+def check_precision(precision: str, device: torch.device) -> None:
+    """Raise ConfigError if a device has no fast or no correct arithmetic for a precision of the GPT."""
+    where = "in --precision"
     if precision == "fp16" and device.type == "cpu":
-        raise ConfigError("fp16 needs a GPU", "in --precision", "use fp32 or bf16 on CPU")
-    if device.type == "cuda":
-        check_gpu_precision(precision, device)
-
-
-def check_gpu_precision(precision: Precision, device: torch.device) -> None:
-    """Raise ConfigError if a CUDA device is too old for `precision`, whatever the model."""
-    if precision not in ("bf16", "fp8"):
+        raise ConfigError("fp16 needs a GPU", where, "use fp32 or bf16 on CPU")
+    if device.type != "cuda" or precision not in ("bf16", "fp8"):
         return
     capability = torch.cuda.get_device_capability(device)
     major, minor = capability
     if precision == "bf16" and not supports_bf16(capability):
         what = f"bf16 needs Ampere (8.0) or newer, not compute capability {major}.{minor}"
-        raise ConfigError(what, "in --precision", "use fp16, which scales its loss")
+        raise ConfigError(what, where, "use fp16, which scales its loss")
     if precision == "fp8" and not supports_fp8(capability):
         what = f"fp8 needs an NVIDIA GPU of compute capability 8.9 (Ada, Hopper) or newer, this one has {major}.{minor}"
-        raise ConfigError(what, "in --precision", "use bf16")
+        raise ConfigError(what, where, "use bf16")
 
 
 def emulation(precision: str, device: torch.device) -> list[str]:

@@ -11,27 +11,29 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.model.own import PREFIX, OwnModel, twin_of
+from gptscale.common.model.build import aliases
+from gptscale.common.model.own import PREFIX, OwnModel
+from gptscale.common.model.twin import TOLERANCE, deviation, tokens_of, twin_of
 from gptscale.common.settings.own_config import OwnConfig
 from gptscale.common.settings.user_file import read_json
 
-# The ways in which a module is cut over tensor ranks, by the words of transformers: torch's style, as a program writes it.
-STYLES = {
-    "colwise": "ColwiseParallel()",
-    "rowwise": "RowwiseParallel()",
-    "embedding_rowwise": "RowwiseParallel(input_layouts=Replicate())",
-    "colwise_gather_output": "ColwiseParallel(output_layouts=Replicate())",
+# The ways in which a module is cut over tensor ranks, by the words of transformers: what makes torch's style.
+STYLES: dict[str, partial[Any]] = {
+    "colwise": partial(ColwiseParallel),
+    "rowwise": partial(RowwiseParallel),
+    "embedding_rowwise": partial(RowwiseParallel, input_layouts=Replicate()),
+    "colwise_gather_output": partial(ColwiseParallel, output_layouts=Replicate()),
     # A norm of each head, on (batch, sequence, heads, size): it sees the heads of its rank.
-    "replicated_with_grad_allreduce": "SequenceParallel(sequence_dim=2, use_local_output=True)",
+    "replicated_with_grad_allreduce": partial(SequenceParallel, sequence_dim=2, use_local_output=True),
 }
 OF_ENDS = ("embedding_rowwise", "colwise_gather_output")
 # The dimension of a product's weight that a style cuts.
 CUT = {"colwise": 0, "rowwise": 1, "colwise_gather_output": 0, "embedding_rowwise": 0}
 PLAN_MOST = 2**20
-# By how much the numbers of all ranks together may differ from those of the whole, as in parity.
-TOLERANCE = 1e-5
 
 
 def plan_of_transformers(model: Any) -> dict[str, str]:
@@ -98,7 +100,7 @@ def why_no_cut(model: OwnModel, name: str, style: str, size: int) -> str:
     # A subclass may do anything with its weight.
     if type(module) is not kind:
         return f"{name} is a {type(module).__name__}, and {style} cuts a nn.{kind.__name__}"
-    if any(f"{name}.weight" in pair for pair in model.aliases()):
+    if any(f"{name}.weight" in pair for pair in aliases(model)):
         return f"{name} shares its weight with another module"
     if getattr(module, "padding_idx", None) is not None:
         return f"{name} has a row without gradients (padding_idx)"
@@ -157,7 +159,7 @@ def off_by(model: OwnModel, plan: Mapping[str, str], size: int) -> tuple[float, 
             module.forward = partial(forwards[style], name, module)
         if style not in OF_ENDS:
             times |= dict.fromkeys([module.weight] if style == "rowwise" else module.parameters(), 1)
-    model(*model.tokens()).backward()
+    model(*tokens_of(model)).backward()
     grads: dict[str, Any] = {name: p for name, p in model.named_parameters() if p.grad is not None}
     whole |= sums | {name: p.grad * times[p] for name, p in grads.items()}
     sums.clear()
@@ -165,15 +167,8 @@ def off_by(model: OwnModel, plan: Mapping[str, str], size: int) -> tuple[float, 
     for rank in range(size):
         calls.clear()
         cut = lambda p, dim=0, rank=rank: None if p is None else p.chunk(size, dim)[rank]  # noqa: E731
-        model(*model.tokens()).backward()
+        model(*tokens_of(model)).backward()
     return deviation(sums | {name: p.grad for name, p in grads.items()}, whole)
-
-
-def deviation(found: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> tuple[float, str]:
-    """Return by how much tensors deviate from those of one process at most, and which of them."""
-    # Below a hundredth of the largest there may be only rounding.
-    floor = max(float(value.abs().max()) for value in whole.values()) / 100
-    return max((float((found[n] - each).abs().max() / (each.abs().max() + floor)), n) for n, each in whole.items())
 
 
 def inferred(model: OwnModel, size: int) -> dict[str, str]:
@@ -191,7 +186,7 @@ def inferred(model: OwnModel, size: int) -> dict[str, str]:
     for name, module in twin.named_modules():
         if isinstance(module, nn.Linear) and name.startswith(twin.prefixes):
             module.register_forward_hook(partial(look, name))
-    twin(*twin.tokens())
+    twin(*tokens_of(twin))
     plan, names = dict[str, str](), dict(model.named_modules())
     for last, firsts in pairs.items():
         pair = dict.fromkeys(sorted(firsts), "colwise") | {last: "rowwise"}

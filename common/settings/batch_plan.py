@@ -44,9 +44,7 @@ def plan_batch(
     """
     if global_batch_size is None:
         if micro_batch_size is None and grad_accum_steps is None:
-            micro_batch_size = (
-                max(1, DEFAULT_GLOBAL_BATCH_SIZE // dp_size) if DEFAULT_GLOBAL_BATCH_SIZE % dp_size == 0 else 1
-            )
+            micro_batch_size = DEFAULT_GLOBAL_BATCH_SIZE // dp_size if DEFAULT_GLOBAL_BATCH_SIZE % dp_size == 0 else 1
         micro, accumulation = micro_batch_size or 1, grad_accum_steps or 1
         return BatchPlan(micro, accumulation, dp_size, micro * accumulation * dp_size)
     unit = (micro_batch_size or 1) * (grad_accum_steps or 1) * dp_size

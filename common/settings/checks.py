@@ -81,9 +81,14 @@ def parse_names(text: str, valid: Collection[str], kind: str, option: str, fix: 
     """
     names = [name.strip() for name in text.split(",")]
     for name in names:
-        if name not in valid:
-            raise ConfigError(f"unknown {kind} {name!r}", f"in {option}", fix or did_you_mean(name, valid))
+        check_name(name, valid, kind, f"in {option}", fix)
     return names
+
+
+def check_name(name: str, valid: Collection[str], kind: str, where: str, fix: str | None = None) -> None:
+    """Raise ConfigError unless `name` is in `valid`. The default fix is the nearest valid name."""
+    if name not in valid:
+        raise ConfigError(f"unknown {kind} {name!r}", where, fix or did_you_mean(name, valid))
 
 
 def parse_whole_numbers(text: str, option: str, fix: str, *, least: int = 1) -> list[int]:
@@ -118,6 +123,12 @@ def words_to_compare(*options: Any) -> dict[str, Any]:
     """Return the values of dataclasses of options by what the user types for them, without those of OF_THE_MACHINE."""
     fields = {name: value for part in options for name, value in dataclasses.asdict(part).items()}
     return {option_of(name): value for name, value in fields.items() if name not in OF_THE_MACHINE}
+
+
+def values_of(options: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the value of each option of a dataclass and of the dataclasses inside it."""
+    for name, value in vars(options).items():
+        yield from values_of(value) if dataclasses.is_dataclass(value) else [(name, value)]
 
 
 def did_you_mean(word: str, known: Iterable[object]) -> str:
@@ -172,7 +183,6 @@ def _unmet(options: Any) -> Iterator[tuple[Any, OptionNeed]]:
     """Yield each need that does not hold, of `options` and of the dataclasses inside it, with the dataclass it belongs to."""
     needs: Iterable[OptionNeed] = getattr(options, "NEEDS", ())
     yield from ((options, need) for need in needs if not need.holds(options))
-    for field in dataclasses.fields(options):
-        inner = getattr(options, field.name)
-        if dataclasses.is_dataclass(inner):
-            yield from _unmet(inner)
+    for value in vars(options).values():
+        if dataclasses.is_dataclass(value):
+            yield from _unmet(value)

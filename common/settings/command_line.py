@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gptscale.common.errors import ConfigError, StorageError
-from gptscale.common.settings.checks import check_path, ignored, nearest, option_of, refuse_ignored
+from gptscale.common.settings.checks import check_path, ignored, nearest, option_of, refuse_ignored, values_of
 
 T = TypeVar("T")
 # Words that are a path unless they are something else.
@@ -48,7 +48,7 @@ def parse(kind: type[T], argv: Sequence[str], *, prog: str, about: str = "") -> 
         raise ConfigError(_first_sentence(messages.getvalue()), "on the command line", f"see {prog} --help") from None
     if unknown:
         word = next((u for u in unknown if u.startswith("-")), unknown[0]).split("=")[0]
-        near = _nearest_option(word, _field_names(kind))
+        near = _nearest_option(word, [name for name, _ in values_of(parsed)])
         fix = f"did you mean {near!r}?" if near else f"see {prog} --help"
         raise ConfigError(f"unknown option {word!r}", "on the command line", fix)
     refuse_ignored(parsed, argv)
@@ -93,13 +93,10 @@ def bare_resume(argv: Sequence[str]) -> list[str]:
 
 
 def _check_paths(options: Any) -> None:
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if dataclasses.is_dataclass(value):
-            _check_paths(value)
+    for name, value in values_of(options):
         for path in value if isinstance(value, tuple) else (value,):
-            if isinstance(path, Path) or (field.name in MAY_NAME_A_FILE and isinstance(path, str)):
-                check_path(Path(path), option_of(field.name))
+            if isinstance(path, Path) or (name in MAY_NAME_A_FILE and isinstance(path, str)):
+                check_path(Path(path), option_of(name))
 
 
 def _nearest_option(word: str, fields: Sequence[str]) -> str | None:
@@ -108,15 +105,6 @@ def _nearest_option(word: str, fields: Sequence[str]) -> str | None:
     names = {other: field for other, field in OTHER_NAMES.items() if field in fields} | names
     near = nearest(word.lstrip("-").replace("-", "_"), names, 0.7)
     return option_of(names[near]) if near else None
-
-
-def _field_names(kind: Any) -> list[str]:
-    """Return the field names of a dataclass of options and of the dataclasses inside it."""
-    names: list[str] = []
-    for field in dataclasses.fields(kind):
-        inner = field.default_factory() if field.default_factory is not dataclasses.MISSING else None
-        names += _field_names(inner) if dataclasses.is_dataclass(inner) else [field.name]
-    return names
 
 
 def _first_sentence(box: str) -> str:

@@ -52,3 +52,6 @@ class OwnConfig(ModelConfig):
     def given(self, name: str) -> Any:
         """Return the initial values of a vector, and of any weight that has a file."""
         return self.look().given(name)
+
+    def buffers(self) -> dict[str, Any]:
+        return dict(self.look().named_buffers(remove_duplicate=False))

@@ -78,10 +78,8 @@ def read_row(path: Path, number: int | None = None) -> FrozenRow:
 def check_planned(run: Run, config: Any, path: Path, number: int | None) -> None:
     """Raise ConfigError unless a run is what a row of a plan predicts."""
     row, own = read_row(path, number), options_of(run, config)
-    different = [
-        f"{name} {own.get(name)} here, {value} there" for name, value in row.options.items() if own.get(name) != value
-    ]
-    if different:
+    planned = row.options.items()
+    if different := [f"{n} {own.get(n)} here, {value} there" for n, value in planned if own.get(n) != value]:
         fix = f"leave it out, or start with: gptscale run --plan {path}"
         raise ConfigError(f"the run is not what the plan predicts: {'; '.join(different[:4])}", "in --plan", fix)
 

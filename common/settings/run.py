@@ -53,6 +53,17 @@ class Run:
         return self.config.pp_size or 1
 
     @property
+    def split_size(self) -> int:
+        """Return the ranks among which the batch and its sequences are split."""
+        return self.batch.dp_size * self.cp_size
+
+    @property
+    def split_place(self) -> int:
+        """Return which of these ranks this one is."""
+        mesh, rank = self.mesh, self.world.rank
+        return mesh.place("dp", rank) * mesh.size("cp") + mesh.place("cp", rank)
+
+    @property
     def rank_seq_len(self) -> int:
         """Return the tokens of each sequence that a rank has."""
         return self.seq_len // self.cp_size

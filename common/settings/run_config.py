@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.checks import OptionNeed, check_ranges, check_run_name, did_you_mean
+from gptscale.common.settings.checks import OptionNeed, check_name, check_ranges, check_run_name
 from gptscale.common.settings.families import MODELS, own_shape, preset
 from gptscale.common.settings.optimizers import OPTIMIZERS, OptimizerName
 
@@ -42,6 +42,18 @@ FIXED = [*SHAPE, "optimizer", "seed", "seq_len", "global_batch_size"]
 
 # A shorter run has no verdict.
 VERDICT_STEPS_MIN = 20
+# Field: (lowest, highest). The highest values are far beyond any use and catch typing errors.
+RANGES: dict[str, tuple[float, float]] = {
+    "steps": (1, 10**9), "global_batch_size": (1, 10**7), "micro_batch_size": (1, 10**6), "grad_accum_steps": (1, 10**6),
+    "seq_len": (1, 2**22), "seed": (0, 2**31 - 1), "warmup_steps": (0, 10**9), **dict.fromkeys(AXIS_SIZES, (1, 4096)),
+    "eval_every": (0, 10**9), "eval_batches": (1, 10**6), "sample": (0, 100), "timing_warmup_steps": (0, 10**6),
+    "log_every": (1, 10**6), "save_every": (0, 10**9), "check_replicas": (0, 10**9), "plan_row": (1, 10**6),
+    "decay_from": (0, 10**9), "keep_checkpoints": (2, 10**6), "n_layer": (1, 10**4), "n_head": (1, 10**4),
+    "n_embd": (1, 10**6), "vocab_size": (2, 2**31),
+    "lr": (0.0, 100.0), "weight_decay": (0.0, 100.0), "beta1": (0.0, 1.0), "beta2": (0.0, 1.0),
+    "muon_momentum": (0.0, 1.0), "min_lr_ratio": (0.0, 1.0), "clip_grad_norm": (0.0, 1e9), "dropout": (0.0, 0.999),
+    "dist_timeout_s": (1.0, 86400.0),
+}  # fmt: skip
 
 
 def _optimizer_need(field: str) -> OptionNeed:
@@ -213,9 +225,9 @@ class RunConfig:
     )
 
     def __post_init__(self) -> None:
-        self._check_ranges()
-        if self.model not in MODELS and ":" not in self.model:
-            raise ConfigError(f"unknown model {self.model!r}", "in --model", did_you_mean(self.model, MODELS))
+        check_ranges(self, RANGES)
+        if ":" not in self.model:
+            check_name(self.model, MODELS, "model", "in --model")
         check_run_name(self.run_name, self.resume)
         if self.optimizer_state not in OPTIMIZERS[self.optimizer].state_bytes:
             others = [name for name, row in OPTIMIZERS.items() if self.optimizer_state in row.state_bytes]
@@ -223,21 +235,6 @@ class RunConfig:
             raise ConfigError(f"{self.optimizer} has no state in {self.optimizer_state}", "in --optimizer-state", fix)
         # This checks heads and sizes.
         self.gpt()
-
-    def _check_ranges(self) -> None:
-        # field: (lowest, highest). The highest values are far beyond any use and catch typing errors.
-        ranges: dict[str, tuple[float, float]] = {
-            "steps": (1, 10**9), "global_batch_size": (1, 10**7), "micro_batch_size": (1, 10**6), "grad_accum_steps": (1, 10**6),
-            "seq_len": (1, 2**22), "seed": (0, 2**31 - 1), "warmup_steps": (0, 10**9), **dict.fromkeys(AXIS_SIZES, (1, 4096)),
-            "eval_every": (0, 10**9), "eval_batches": (1, 10**6), "sample": (0, 100), "timing_warmup_steps": (0, 10**6),
-            "log_every": (1, 10**6), "save_every": (0, 10**9), "check_replicas": (0, 10**9), "plan_row": (1, 10**6),
-            "decay_from": (0, 10**9), "keep_checkpoints": (2, 10**6), "n_layer": (1, 10**4), "n_head": (1, 10**4),
-            "n_embd": (1, 10**6), "vocab_size": (2, 2**31),
-            "lr": (0.0, 100.0), "weight_decay": (0.0, 100.0), "beta1": (0.0, 1.0), "beta2": (0.0, 1.0),
-            "muon_momentum": (0.0, 1.0), "min_lr_ratio": (0.0, 1.0), "clip_grad_norm": (0.0, 1e9), "dropout": (0.0, 0.999),
-            "dist_timeout_s": (1.0, 86400.0),
-        }  # fmt: skip
-        check_ranges(self, ranges)
 
     def gpt(self) -> ModelConfig:
         """Return the model's shape: the preset with this run's overrides."""

@@ -158,6 +158,10 @@ class ModelConfig:
         """Return the initial values of a parameter, to be read by rows. None: they are drawn by its name."""
         return None
 
+    def buffers(self) -> dict[str, Any]:
+        """Return the values of the model's buffers by their names."""
+        return {}
+
     def weight(self, name: str) -> Weight:
         """Return the row of the list for a parameter of the model, such as `blocks.3.mlp.proj.weight`."""
         name = name.split(".", 2)[2] if name.startswith("blocks.") else name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 # A dictionary that is longer stands in several lines.
@@ -16,10 +17,8 @@ def as_python(value: Any, indent: int | None = None) -> str:
     """Return a value as a program spells it. indent: of a dictionary with a line for each item, None for one in a line."""
     if isinstance(value, dict):
         items = [f"{as_python(name)}: {as_python(each)}" for name, each in value.items()]
-        if indent is None:
+        if indent is None or not items:
             return f"{{{', '.join(items)}}}"
-        if not items:
-            return "{}"
         space = " " * (indent + 4)
         for i, (name, each) in enumerate(value.items()):
             if isinstance(each, dict) and len(items[i]) > WIDTH:
@@ -27,6 +26,8 @@ def as_python(value: Any, indent: int | None = None) -> str:
         return "".join(["{\n", *(f"{space}{item},\n" for item in items), " " * indent, "}"])
     if isinstance(value, str) and not isinstance(value, Words):
         return f'"{value}"'
+    if isinstance(value, partial):
+        return f"{value.func.__name__}({', '.join(f'{name}={each!r}' for name, each in value.keywords.items())})"
     if isinstance(value, list):
         return f"[{', '.join(map(as_python, value))}]"
     return f'float("{value}")' if value in (float("inf"), -float("inf")) else str(value)

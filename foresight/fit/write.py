@@ -105,7 +105,7 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
         loss = f'with torch.autocast(DEVICE.type, torch.bfloat16, enabled=o.precision == "bf16"):\n    return {loss}'
     else:
         loss = f"return {loss}"
-    styles = {name: Words(STYLES[style]) for name, style in subject.plan.items()}
+    styles = {name: STYLES[style] for name, style in subject.plan.items()}
     plan = f"PLAN = {as_python(styles, indent=0)}" if split.tensor > 1 else ""
     block = f"BLOCK = {as_python([subject.block, *subject.beside])}"
     is_shallow = bool(subject.block) and subject.is_shallow
@@ -195,9 +195,8 @@ def _zero(subject: Subject, split: Split, gpus: int) -> str:
     from gptscale.recipes.zero import ZeroConfig, ds_config
 
     assert split.zero is not None
-    stage, where = split.zero
+    config = ZeroConfig(*split.zero)  # type: ignore[arg-type]
     pins: Any = Words('DEVICE.type == "cuda"')
-    options: Any = {"stage": stage, "offload": where}
     enabled = {"enabled": Words('o.precision == "bf16"')}
     # DeepSpeed casts weights, and no inputs.
     is_bf16 = subject.is_bf16 and not subject.has_floats
@@ -206,10 +205,10 @@ def _zero(subject: Subject, split: Split, gpus: int) -> str:
         "train_micro_batch_size_per_gpu": Words("o.micro_batch_size"),
         "gradient_clipping": Words("o.clip"),
         **({"bf16": enabled} if is_bf16 else {"torch_autocast": {**enabled, "dtype": "bfloat16"}}),
-        **ds_config(ZeroConfig(**options), subject.n_params, subject.largest_weight, gpus, pins),
+        **ds_config(config, subject.n_params, subject.largest_weight, gpus, pins),
     }
     cut = "model.to(DEVICE)"
-    if stage == 3:
+    if config.stage == 3:
         # It cuts weights as they are.
         cut = 'model.to(torch.bfloat16 if o.precision == "bf16" else torch.float32)\n' * is_bf16
         # It moves no buffers.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.engines.pipeline.plan import stages_per_rank
-from gptscale.common.engines.rank_shapes import all_shapes, held_shapes, numel, place_of, stage_of
+from gptscale.common.engines.rank_shapes import all_shapes, held_shapes, numel, stage_of
 from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.recipes import get
 
@@ -140,7 +140,7 @@ def _kept_per_token(run: Run, held: Held, mode: str, cuts_sequence: bool) -> flo
 
 def _in_flight(run: Run, config: Any) -> tuple[float, float]:
     """Return the micro-batches whose activations a stage keeps at once, and the bytes of its buffers for other stages."""
-    (*_, p, i), m = place_of(run), run.batch.grad_accum_steps
+    p, i, m = run.pp_size, run.mesh.place("pp", run.world.rank), run.batch.grad_accum_steps
     per_rank = stages_per_rank(config) if hasattr(config, "stages_per_rank") else config.chunks
     if config.schedule in ("GPipe", "LoopedBFS"):
         flying = float(m)
@@ -172,7 +172,7 @@ def moments(run: Run, config: RecipeConfig, numels: Iterable[int]) -> int:
 def _whole(run: Run, config: RecipeConfig) -> Held:
     """Return what a rank holds that has all of what tensor ranks and stages leave it."""
     numels, c, row = [math.prod(shape) for shape in all_shapes(run, config)], _compute(run), get(run.recipe)
-    n, in_c = sum(numels), row.casts_weights and place_of(run).dp_size > 1
+    n, in_c = sum(numels), row.casts_weights and run.split_size > 1
     # DDP's gradients live in buckets from step to step, those of micro-batches that are not averaged beside them.
     stays, sums = 4 * n * (row.axes == ("dp",)), 4 * n * (run.batch.grad_accum_steps > 1)
     # Autocast keeps its casts of the blocks' weights until forward ends.
@@ -189,9 +189,9 @@ def _root(run: Run, config: RecipeConfig) -> int:
 
 def _rows(run: Run, config: RecipeConfig) -> Held:
     """Return what a rank holds of parameters that are cut by rows over data ranks, with blocks gathered as they are used."""
-    place, c, root = place_of(run), _compute(run), _root(run, config)
-    shards = place.dp_size // getattr(config, "dp_replicate_size", 1)
-    shard, padded, own, n_blocks = place.dp_rank % shards, 0, [], stage_of(run, config)[2]
+    c, root = _compute(run), _root(run, config)
+    shards = run.split_size // getattr(config, "dp_replicate_size", 1)
+    shard, padded, own, n_blocks = run.split_place % shards, 0, [], stage_of(run, config)[2]
     for shape in all_shapes(run, config):
         # Equal shards are sent, of rows that may be padding.
         rows, row = -(-shape[0] // shards), math.prod(shape[1:])
@@ -224,7 +224,7 @@ def _rows(run: Run, config: RecipeConfig) -> Held:
 
 def _flat(run: Run, config: Any) -> Held:
     """Return what a rank holds under DeepSpeed: flat vectors cut evenly, and below stage 3 weights whole."""
-    c, dp_size, shapes = _compute(run), place_of(run).dp_size, all_shapes(run, config)
+    c, dp_size, shapes = _compute(run), run.split_size, all_shapes(run, config)
     n = numel(shapes)
     if config.stage == 3:
         return _flat_all(run, config, -(-n // dp_size), n)
@@ -246,14 +246,14 @@ def _flat(run: Run, config: Any) -> Held:
 def _flat_all(run: Run, config: Any, own: int, n: int) -> Held:
     """Return what a rank holds under DeepSpeed's stage 3, whose fp32 gradients stay, as do weights that are used again soon."""
     c = _compute(run)
-    live = c * float(min(n, LIVE_PARAMETERS)) if place_of(run).dp_size > 1 or config.offload != "none" else 0.0
+    live = c * float(min(n, LIVE_PARAMETERS)) if run.split_size > 1 or config.offload != "none" else 0.0
     optimizer = 4 * (1 + len(OPTIMIZERS[run.config.optimizer].state_keys)) * own
     held = Held(c * own, 4 * own, optimizer, 4 * own, live, stream=c, norm=c)
     if config.offload == "cpu":
         return replace(held, parameters=0, optimizer=0, host=(c + 4.0) * own + optimizer)
     if config.offload == "nvme":
         root = _root(run, config)
-        if c * max(run.gpt.block_matrices) // place_of(run).dp_size >= SWAPPED_BYTES:
+        if c * max(run.gpt.block_matrices) // run.split_size >= SWAPPED_BYTES:
             live = c * (root + 1.5 * (n - root) / run.gpt.n_layer)
         held = replace(held, gathered=live, gradients=0, earlier=0)
         return replace(held, parameters=0, optimizer=0, host=4.0 * own + 20 * min(own, 10**9), disk=(16 + c) * own)
@@ -262,12 +262,12 @@ def _flat_all(run: Run, config: Any, own: int, n: int) -> Held:
 
 def _owners(run: Run, config: RecipeConfig) -> Held:
     """Return what a rank holds under fairscale's OSS: weights whole, the state of a parameter with its owner."""
-    place, whole = place_of(run), _whole(run, config)
-    owned: list[list[int]] = [[] for _ in range(place.dp_size)]
+    whole = _whole(run, config)
+    owned: list[list[int]] = [[] for _ in range(run.split_size)]
     # Each goes to the rank that has least so far, matrices first.
     for shape in sorted(all_shapes(run, config), key=lambda shape: len(shape) == 1):
         min(owned, key=sum).append(math.prod(shape))
-    own = owned[place.dp_rank]
+    own = owned[run.split_place]
     # Those of micro-batches that are not sent yet are all there.
     earlier = whole.parameters if run.batch.grad_accum_steps > 1 else 4.0 * sum(own)
     return replace(whole, optimizer=moments(run, config, own), gradients=earlier, earlier=earlier)
@@ -287,7 +287,7 @@ def _plugin(run: Run, config: RecipeConfig) -> Held:
 def _chunks(run: Run, config: Any) -> Held:
     """Return what a rank holds under Colossal-AI's LowLevelZero, and Gemini, which cuts weights and gradients too."""
     c, n = _compute(run), numel(all_shapes(run, config))
-    own, gemini = -(-n // place_of(run).dp_size), hasattr(config, "shard_param_frac")
+    own, gemini = -(-n // run.split_size), hasattr(config, "shard_param_frac")
     cut = config.shard_param_frac if gemini else 0.0
     on_device = 1.0 - getattr(config, "offload_optim_frac", 0.0)
     gradients = c * own if gemini or config.stage == 2 else c * n
@@ -301,6 +301,6 @@ def _chunks(run: Run, config: Any) -> Held:
 HOLDERS: dict[str, Callable[[Run, Any], Held]] = {
     "replicas": _whole, "rows": _rows, "flat": _flat, "owners": _owners, "matrices": _whole, "plugin": _plugin, "chunks": _chunks,
     "stages": _whole,
-    "mesh": lambda run, c: (_rows if place_of(run).dp_size > 1 and c.data_parallel == "fsdp" else _whole)(run, c),
+    "mesh": lambda run, c: (_rows if run.split_size > 1 and c.data_parallel == "fsdp" else _whole)(run, c),
     "strategy": lambda run, c: (_rows if c.strategy == "fully_shard" else _whole)(run, c),
 }  # fmt: skip

@@ -46,9 +46,8 @@ class CheckpointOptions:
 
 def main(argv: Sequence[str]) -> int:
     """Write the folder whole, or leave nothing."""
-    options = parse(
-        CheckpointOptions, argv, prog="gptscale checkpoint", about="A checkpoint for other programs, or from one."
-    )
+    about = "A checkpoint for other programs, or from one."
+    options = parse(CheckpointOptions, argv, prog="gptscale checkpoint", about=about)
     if options.out.exists():
         raise ConfigError(f"{options.out} is there already", "in --out", "name a new folder")
     if not options.source.is_dir():

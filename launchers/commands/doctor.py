@@ -21,7 +21,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name, peak_tflops
 from gptscale.common.process import environments
 from gptscale.common.process.environments import is_among
-from gptscale.common.settings.checks import OptionNeed, did_you_mean
+from gptscale.common.settings.checks import OptionNeed, check_name
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.families import MODELS, preset
 from gptscale.launchers.run.preflight import why_not_here
@@ -61,9 +61,8 @@ class DoctorOptions:
 
 def main(argv: Sequence[str]) -> int:
     """Gather all facts and print them."""
-    options = parse(
-        DoctorOptions, argv, prog="gptscale doctor", about="What is installed, what can run here, and why not the rest."
-    )
+    about = "What is installed, what can run here, and why not the rest."
+    options = parse(DoctorOptions, argv, prog="gptscale doctor", about=about)
     if options.nodes:
         return compare_nodes(options.out)
     facts = gather()
@@ -110,8 +109,7 @@ def gather() -> dict[str, Any]:
 
 def nvme(folder: Path, model: str) -> dict[str, Any]:
     """Measure the disk of `folder`, and say what that means for training `model`."""
-    if model not in MODELS:
-        raise ConfigError(f"unknown model {model!r}", "in --model", did_you_mean(model, MODELS))
+    check_name(model, MODELS, "model", "in --model")
     from gptscale.launchers.nvme import gemm_tflops, measure, verdict
 
     disk = measure(folder)

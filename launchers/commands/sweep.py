@@ -29,6 +29,8 @@ TECHNIQUES: dict[str, tuple[str, dict[str, Any]]] = {
     "compiled": ("single", {"compile": True}),
     "offload": ("fsdp_offload", {}),
 }
+# Options of sbatch that the job which compares the runs has from them, if the user named them.
+SHARED = ("--account", "--partition", "--qos", "--time")
 
 
 @dataclass(frozen=True)
@@ -166,13 +168,8 @@ def _submit(options: RunAndSweepOptions, sbatch: Sequence[str], about: str) -> i
     files = [word for kind in ("csv", "md", "png", "html") for word in (f"--{kind}", str(out / f"comparison.{kind}"))]
     compare = shlex.join([sys.executable, "-Pm", "gptscale.launchers.cli", "compare", str(out), *files])
     its_log = out / "jobs" / f"{name}-comparison.log"
-    # In the same partition, on the same account, if the user named them.
-    shared_options = [
-        word for word in sbatch if word.partition("=")[0] in ("--account", "--partition", "--qos", "--time")
-    ]
-    script = "\n".join(
-        ["#!/usr/bin/env bash", *(f"#SBATCH {shlex.quote(word)}" for word in shared_options), f"exec {compare}", ""]
-    )
+    shared = [f"#SBATCH {shlex.quote(word)}" for word in sbatch if word.partition("=")[0] in SHARED]
+    script = "\n".join(["#!/usr/bin/env bash", *shared, f"exec {compare}", ""])
     file = out / "jobs" / f"{name}-comparison.sbatch"
     after = submit(script, file, f"--dependency=afterany:{job}", f"--output={its_log}", f"--job-name={name}-comparison")
     print(f"job     {job}: {name}, {len(tasks)} runs on {allocation.nodes} nodes each")

@@ -16,7 +16,7 @@ from gptscale.common.data.bin_files import write_bin
 from gptscale.common.data.documents import encode, open_documents
 from gptscale.common.data.tokenizers import Tokenizer, get_tokenizer
 from gptscale.common.errors import ConfigError, DataError
-from gptscale.common.settings.checks import OptionNeed
+from gptscale.common.settings.checks import OptionNeed, check_output_file
 from gptscale.common.settings.command_line import parse
 
 # How many tokens are in memory at a time when a file is cut in two.
@@ -51,7 +51,7 @@ class TokenizeOptions:
             raise ConfigError(f"eval_fraction {self.eval_fraction} is not in (0, 1)", "in --eval-fraction", "use 0.05")
         for option, path in (("--out", self.out), ("--eval-out", self.eval_out)):
             if path is not None:
-                _check_output(path, f"in {option}")
+                _check_output(path, option)
         if self.eval_out is not None and self.eval_out.resolve() == self.out.resolve():
             raise ConfigError(f"{self.out} is named twice", "in --eval-out", "choose another file")
 
@@ -109,16 +109,13 @@ def _parts(path: Path, start: int, stop: int) -> Iterator[np.ndarray]:
         yield np.fromfile(path, dtype="<u2", count=min(PART_TOKENS, stop - first), offset=2 * first)
 
 
-def _check_output(path: Path, where: str) -> None:
+def _check_output(path: Path, option: str) -> None:
     """Raise ConfigError unless `path` names a .bin in a folder that can be written."""
     if path.suffix != ".bin":
-        raise ConfigError(f"{path} does not end in .bin", where, f"use {path}.bin")
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder", where, f"use {path / 'train.bin'}")
-    if not path.parent.is_dir():
-        raise ConfigError(f"folder {path.parent} does not exist", where, f"mkdir -p {path.parent}")
+        raise ConfigError(f"{path} does not end in .bin", f"in {option}", f"use {path}.bin")
+    check_output_file(path, option)
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"folder {path.parent} cannot be written", where, "choose another folder")
+        raise ConfigError(f"folder {path.parent} cannot be written", f"in {option}", "choose another folder")
 
 
 def main(argv: Sequence[str]) -> int:

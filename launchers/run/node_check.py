@@ -42,9 +42,8 @@ def interface_to(address: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((socket.gethostbyname(address), 9))
         own = probe.getsockname()[0]
-    return next(
-        (name for name, all_of_it in psutil.net_if_addrs().items() if any(a.address == own for a in all_of_it)), own
-    )
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, addresses in interfaces if any(a.address == own for a in addresses)), own)
 
 
 def best_s(work: Callable[[], object]) -> float:

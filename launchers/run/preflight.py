@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -103,25 +102,32 @@ def resolve(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world: 
 
 def check_without_device(run: Run, recipe_config: RecipeConfig) -> None:
     """Check what can be checked on a machine that has not the devices of the run."""
-    unsupported.check(run.recipe, run.config, recipe_config)
-    _check_plan(recipe_config, run)
-    _check_results_folder(run)
+    config = run.config
+    unsupported.check(run.recipe, config, recipe_config)
+    if config.plan is not None:
+        from gptscale.common.settings.plan_file import check_planned
+
+        check_planned(run, recipe_config, config.plan, config.plan_row)
+    check_results_folder(config.out, config.run_name, SUMMARY, resumes=config.resume is not None)
 
 
 def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world: World) -> ReadyRun:
     """Resolve a run and check it, so that errors which the user can prevent are found before anything starts."""
     run = resolve(recipe, config, recipe_config, world)
     config = run.config
-    checks: list[Any] = [_check_rare_options, check_precision, check_attention]
-    checks += [functools.partial(check, recipe_config) for check in (_check_recipe, _check_plan)]
-    for check in (*checks, _check_results_folder, recipe_config.check):
-        check(run)
+    _check_rare_options(run)
+    check_precision(config.precision, world.device)
+    check_attention(config, world.device)
+    check_without_device(run, recipe_config)
+    get(recipe).check_imports()
+    if lack := recipe_config.lacks():
+        raise lack
+    recipe_config.check(run)
     data = "synthetic" if "data" in recipe_config.own_work(run) else config.data
     source = open_source(data, tokenizer=config.tokenizer, vocab_size=run.gpt.vocab_size, seed=config.seed)
     train, held_out = split(source, seq_len=run.seq_len)
-    ready = ReadyRun(
-        run, recipe_config, train, held_out, source.fingerprint, _resume_path(config, is_main=world.is_main)
-    )
+    resume = _resume_path(config, is_main=world.is_main)
+    ready = ReadyRun(run, recipe_config, train, held_out, source.fingerprint, resume)
     # Batches checks that the data is long enough for one sequence, and that the batch is divisible.
     ready.batches(train, 0, run.batch.dp_size)
     if ready.resume is not None and world.is_main:
@@ -212,26 +218,6 @@ def _check_rare_options(run: Run) -> None:
         from gptscale.common.model.float8 import check_shapes
 
         check_shapes(run)
-
-
-def _check_recipe(recipe_config: RecipeConfig, run: Run) -> None:
-    """Raise ConfigError if the recipe does not work with the run's options, or its engine is not here."""
-    unsupported.check(run.recipe, run.config, recipe_config)
-    get(run.recipe).check_imports()
-    if lack := recipe_config.lacks():
-        raise lack
-
-
-def _check_plan(recipe_config: RecipeConfig, run: Run) -> None:
-    """Raise ConfigError if a run with --plan is not what the plan predicts."""
-    if run.config.plan is not None:
-        from gptscale.common.settings.plan_file import check_planned
-
-        check_planned(run, recipe_config, run.config.plan, run.config.plan_row)
-
-
-def _check_results_folder(run: Run) -> None:
-    check_results_folder(run.config.out, run.config.run_name, SUMMARY, resumes=run.config.resume is not None)
 
 
 def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:

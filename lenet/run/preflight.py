@@ -13,7 +13,7 @@ import torch
 from gptscale.common.checkpoint.reader import Reader, newest_readable
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import supports_bf16
-from gptscale.common.model.precision import check_gpu_precision
+from gptscale.common.model.precision import check_precision
 from gptscale.common.process.world import World
 from gptscale.launchers.run.preflight import check_fixed
 from gptscale.lenet.data.loader import BatchOrder, FastLoader, Normalise, PilLoader, pil_transform
@@ -160,4 +160,4 @@ def check_vision_precision(config: VisionConfig, device: torch.device) -> None:
         return
     # A CPU can compute these models in fp16, but not the GPT's attention and loss.
     if device.type == "cuda":
-        check_gpu_precision(config.precision, device)
+        check_precision(config.precision, device)

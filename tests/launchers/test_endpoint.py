@@ -3,15 +3,23 @@
 import socket
 import time
 
+import pytest
 from torch.distributed import TCPStore
 
-from gptscale.launchers.endpoint import has_store
+from gptscale.launchers import endpoint
 
 
-def test_only_a_store_counts():
+def test_only_a_store_counts(monkeypatch, capsys):
+    joined = []
+    monkeypatch.setattr("torch.distributed.run.main", joined.append)
+    monkeypatch.setattr(endpoint, "ANSWERS_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        began = time.monotonic()
-        assert not has_store("127.0.0.1", silent.getsockname()[1], 0.5)
+        began, port = time.monotonic(), silent.getsockname()[1]
+        with pytest.raises(SystemExit, match="2"):
+            endpoint.main("127.0.0.1", port, ["x"])
         assert time.monotonic() - began < 60
+    assert f"another program than torchrun has 127.0.0.1:{port}, in --endpoint" in capsys.readouterr().err
+    monkeypatch.setattr(endpoint, "ANSWERS_S", 20.0)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    assert has_store("127.0.0.1", store.port, 20.0)
+    endpoint.main("127.0.0.1", store.port, ["x"])
+    assert joined == [["x"]]

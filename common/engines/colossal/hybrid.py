@@ -46,20 +46,18 @@ class HybridOptimizer(LibraryOptimizer):
         layout = TensorLayout(run.gpt, dist.get_rank(plugin.tp_group), tp_size)
         held, clip = {name: masters.get(p, p) for name, p in self.working.items()}, self.clip_gradients
         super().__init__(optimizer, optimizer.optim, held, run.config, clip=clip, boxes=layout.boxes)
-        fill((s for n, p in self.parameters.items() for s in layout.boxes(f"model/{n}", p)), run.gpt, run.config.seed)
+        fill(self.state(), run.gpt, run.config.seed)
         self.publish()
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Scale the gradients so that the norm over the whole model is at most `max_norm`, and return that norm before, ()."""
-        gradients = {name: p.grad for name, p in self.working.items() if p.grad is not None}
-        squares = [
-            torch.linalg.vector_norm(g, dtype=torch.float32).square() / self.copies[n] for n, g in gradients.items()
-        ]
-        total = torch.stack(squares).sum()
+        grads = {name: p.grad for name, p in self.working.items() if p.grad is not None}
+        norms = {name: torch.linalg.vector_norm(grad, dtype=torch.float32) for name, grad in grads.items()}
+        total = torch.stack([norm.square() / self.copies[name] for name, norm in norms.items()]).sum()
         for group in (self.plugin.tp_group, self.plugin.pp_group):
             dist.all_reduce(total, group=group)
         norm = total.sqrt()
-        torch._foreach_mul_(list(gradients.values()), torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        torch._foreach_mul_(list(grads.values()), torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         return norm
 
     def state_tensors(self) -> Iterator[StateTensor]:
@@ -144,8 +142,7 @@ class ColossalPipelineEngine(SteppedEngine):
         # always differs, because there is no last one. The interleaved schedule then forgets to send them, and hangs. All
         # batches here have one size, so set it before the first.
         plugin.scheduler.last_batch_size = run.batch.sequences_per_rank
-        self.group = plugin.dp_group
-        self.data_rank, self.data_size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.join(plugin.dp_group, None)
 
     def train_step(self, batch: Batch, lr: float) -> StepResult:
         """Do one optimizer step on this process's share of a global batch."""
@@ -156,8 +153,7 @@ class ColossalPipelineEngine(SteppedEngine):
         with self.clock.step():
             share = self._execute(batch, self.data_size / n_targets, self.wrapped) / self.data_size
         progress.at("optimizer")
-        rank_losses = share.new_empty(self.data_size)
-        dist.all_gather_into_tensor(rank_losses, share.view(1), group=self.group)
+        rank_losses = self.gather(share)()
         loss = rank_losses.sum()
         return StepResult(loss, self.optimizer_step(lr, loss), rank_losses)
 

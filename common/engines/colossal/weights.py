@@ -100,13 +100,14 @@ def to_ours(hf_shard: Shard, gpt: ModelConfig) -> Iterator[Shard]:
         begin += n
 
 
-def fill(boxes: Iterable[Shard], gpt: ModelConfig, seed: int) -> None:
-    """Write the initial weights of `seed` into boxes `model/<name>`, with one whole tensor in memory at a time.
+def fill(state: Iterable[Shard], gpt: ModelConfig, seed: int) -> None:
+    """Write the initial weights of `seed` into the boxes `model/<name>`, with one whole tensor in memory at a time.
 
     The boxes of a tensor must follow each other.
     """
+    weights = (shard for shard in state if shard.name.startswith("model/"))
     with torch.no_grad():
-        for name, group in groupby(boxes, key=lambda shard: shard.name):
+        for name, group in groupby(weights, key=lambda shard: shard.name):
             parts = list(group)
             full = init_tensor(name.removeprefix("model/"), parts[0].shape, gpt, seed)
             for part in parts:

@@ -1,4 +1,4 @@
-"""The engines for Colossal-AI's LowLevelZeroPlugin and GeminiPlugin, whose optimizers become Steppers here.
+"""The optimizers of Colossal-AI's LowLevelZeroPlugin and GeminiPlugin as Steppers.
 
 This file depends on two internal facts of Colossal-AI (0.5.0): where a rank's part of each parameter lies, and how the norm is
 computed before the step. The names used are those of zero/low_level/low_level_optim.py and zero/gemini/gemini_optimizer.py.
@@ -15,10 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gptscale.common.engines.colossal.gpt2 import GPT2WithLoss
-from gptscale.common.engines.colossal.hybrid import BoostedModel
-from gptscale.common.engines.colossal.weights import FlatLayout, fill, named_parameters
-from gptscale.common.engines.torch_engine import TorchEngine, holding_back
+from gptscale.common.engines.colossal.weights import FlatLayout, fill
 from gptscale.common.measure.live_state import Offload, StateTensor, held_by_torch, tensors_in
 from gptscale.common.optim.fused import decay_groups
 from gptscale.common.optim.library import LibraryOptimizer
@@ -47,7 +44,7 @@ class LowLevelZeroStepper(LibraryOptimizer):
         rank = dist.get_rank()
         layout = FlatLayout(run.gpt, {n: (tuple(p.shape), rank * parameters[n].numel()) for n, p in working.items()})
         super().__init__(zero, zero.optim, parameters, run.config, clip=self.norm, boxes=layout.boxes)
-        fill((s for n, p in parameters.items() for s in layout.boxes(f"model/{n}", p)), run.gpt, run.config.seed)
+        fill(self.state(), run.gpt, run.config.seed)
         self.publish()
 
     def norm(self, max_norm: float) -> Tensor:
@@ -94,7 +91,7 @@ class GeminiStepper(Stepper):
         for fake in self.fakes.values():
             master = self._master(fake)
             self.inner.state[fake] = {"step": 0, **{key: torch.zeros_like(master) for key in ADAMW_STATE}}
-        fill((s for s in self.state() if s.name.startswith("model/")), run.gpt, run.config.seed)
+        fill(self.state(), run.gpt, run.config.seed)
         self.publish()
 
     def step(self, lr: float, loss: Tensor) -> Tensor:
@@ -179,26 +176,3 @@ def hybrid_adam(model: nn.Module, config: RunConfig) -> Any:
 
     groups = decay_groups(model.parameters(), config.weight_decay)
     return HybridAdam(groups, lr=config.peak_lr, betas=(config.beta1, config.beta2), adamw_mode=True)
-
-
-def zero_engine(run: Run, stage: int, model: GPT2WithLoss, boosted: tuple[Any, Any]) -> TorchEngine:
-    """Return the engine over a model and optimizer that LowLevelZeroPlugin boosted.
-
-    Stage 1 holds gradients back while they accumulate; stage 2 reduces them after every micro-batch.
-    """
-    boosted_model, optimizer = boosted
-    return TorchEngine(
-        run,
-        BoostedModel(boosted_model),
-        LowLevelZeroStepper(run, optimizer, named_parameters(model.hf, run.gpt)),
-        group=dist.group.WORLD,
-        set_grad_sync=holding_back(optimizer.no_sync) if stage == 1 else lambda on: None,
-        backward=optimizer.backward,
-    )
-
-
-def gemini_engine(run: Run, model: GPT2WithLoss, boosted: tuple[Any, Any]) -> TorchEngine:
-    """Return the engine over a model and optimizer that GeminiPlugin boosted, which reduces after every micro-batch."""
-    boosted_model, optimizer = boosted
-    stepper = GeminiStepper(run, optimizer, named_parameters(model.hf, run.gpt))
-    return TorchEngine(run, BoostedModel(boosted_model), stepper, group=dist.group.WORLD, backward=optimizer.backward)

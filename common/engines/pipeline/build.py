@@ -10,11 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from gptscale.common.engines.pipeline.chain_stage import ChainStage, own_chain, shapes_between
 from gptscale.common.engines.pipeline.engine import PipelineEngine, PipelineLoss, TimedStage
-from gptscale.common.engines.pipeline.own_stage import OwnStage, own_chain
 from gptscale.common.engines.pipeline.plan import V_SHAPED, PipelineOptions, stage_indices, stage_sizes
 from gptscale.common.model.build import meta_gpt
 from gptscale.common.model.gpt import Decoder
+from gptscale.common.model.own import PREFIX
 from gptscale.common.optim.fused import FusedOptimizer
 from gptscale.common.settings.own_config import OwnConfig
 from gptscale.common.settings.run import Run
@@ -30,26 +31,13 @@ class Stage(Decoder):
 
     def __init__(self, gpt: Decoder, blocks: range, *, embeds: bool, ends: bool) -> None:
         nn.Module.__init__(self)
-        self.config, self.embeds, self.ends = gpt.config, embeds, ends
+        self.config, self.block, self.embeds, self.ends = gpt.config, gpt.block, embeds, ends
         self.wte = gpt.wte if embeds or (ends and gpt.head is None) else None
         self.wpe = gpt.wpe if embeds else None
         self.blocks = nn.ModuleDict({str(i): gpt.blocks[i] for i in blocks})
         self.ln_f = gpt.ln_f if ends else None
         self.head = gpt.head if ends else None
         self.loss = gpt.loss if ends else None
-
-    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Compute this stage's part of one micro-batch.
-
-        x: (batch, seq) ids on the first stage, (batch, seq, n_embd) activations on the others. Returns activations, or the
-        summed loss, (), on the last stage.
-        """
-        x = self.embed(x) if self.embeds else x
-        for block in self.blocks.values():
-            x = block(x)
-        if self.ends:
-            x = self.loss(self.ln_f(x), self.head_weight, targets)
-        return x
 
 
 def stages_of(gpt: Decoder, sizes: Sequence[int], indices: Sequence[int]) -> list[Stage]:
@@ -80,11 +68,14 @@ def parts_of(run: Run, options: PipelineOptions, pp_rank: int) -> dict[int, nn.M
     """Return this process's stages by index, on the meta device, so that no process ever has the rest of the model."""
     sizes = stage_sizes(run, options)
     indices = stage_indices(options.schedule, pp_rank, run.pp_size, len(sizes))
-    if isinstance(run.gpt, OwnConfig):
-        ends, chain = [sum(sizes[: i + 1]) for i in range(len(sizes))], own_chain(run.gpt)
-        blocks = {i: range(ends[i] - sizes[i], ends[i]) for i in indices}
-        return {i: OwnStage(meta_gpt(run), chain, part, i == len(sizes) - 1) for i, part in blocks.items()}  # type: ignore[arg-type]
-    return dict(zip(indices, stages_of(meta_gpt(run), sizes, indices), strict=True))
+    if not isinstance(run.gpt, OwnConfig):
+        return dict(zip(indices, stages_of(meta_gpt(run), sizes, indices), strict=True))
+    parts, chain = dict[int, nn.Module](), own_chain(run.gpt)
+    for i in indices:
+        whole: Any = meta_gpt(run)
+        blocks = range(sum(sizes[:i]), sum(sizes[: i + 1]))
+        parts[i] = ChainStage(whole.own, chain, blocks, i == len(sizes) - 1, whole.loss_of)
+    return parts
 
 
 def shapes_of(run: Run, n_stages: int, activation: torch.dtype) -> Callable[[int], tuple[Tensor, Tensor]]:
@@ -100,32 +91,37 @@ def shapes_of(run: Run, n_stages: int, activation: torch.dtype) -> Callable[[int
     ids = torch.empty(micro_batch, run.rank_seq_len, dtype=torch.int64, device="meta")
     # Since 2.14 torch expects gradients of those alone that require them.
     activations = ids.new_empty(micro_batch, seq_len, *of_token, dtype=activation, requires_grad=True)
-    total = torch.empty((), device="meta", requires_grad=True)
-    return lambda index: (ids if index == 0 else activations, total if index == n_stages - 1 else activations)
+    return shapes_between(ids, activations, n_stages)
 
 
 def pipeline_engine(
     run: Run,
     options: PipelineOptions,
     parts: dict[int, nn.Module],
-    stages_and_schedule: tuple[list[TimedStage], Any],
-    loss: PipelineLoss,
+    shard: Callable[..., tuple[list[TimedStage], Any]],
     mesh: DeviceMesh,
     *,
+    activation: torch.dtype = torch.float32,
     data: dist.ProcessGroup | None = None,
     cut: Callable[[Tensor], Tensor] | None = None,
 ) -> PipelineEngine:
-    """Return the engine over this process's stages and their schedule.
+    """Return the engine over this process's stages and their schedule, which `shard` of recipes/pipeline.py makes.
 
-    mesh: holds the whole world, and has an axis pp. data: the processes that split the batch. cut: as in TorchEngine.
+    mesh: holds the whole world, and has an axis pp. activation: the type of what stages pass on.
+    data: the processes that split the batch. cut: as in TorchEngine.
     """
+    loss, n_stages = PipelineLoss(run.world.device), len(stage_sizes(run, options))
+    order = (mesh["pp"], options.schedule, run.batch.grad_accum_steps)
+    stages, schedule = shard(parts, n_stages, *order, loss, shapes_of(run, n_stages, activation), TimedStage)
     parameters = {name: p for part in parts.values() for name, p in part.named_parameters()}
     # A V ends on the process where it begins, so the table is there only once.
-    table = (own_chain(run.gpt)["tied"] or [""])[0] if isinstance(run.gpt, OwnConfig) else TABLE * run.gpt.is_tied
+    if isinstance(run.gpt, OwnConfig):
+        table = next((f"{PREFIX}{name}" for name in own_chain(run.gpt)["tied"]), "")
+    else:
+        table = TABLE * run.gpt.is_tied
     both_ends = tied_embedding_group(mesh) if table and options.schedule not in V_SHAPED else None
     copies = {table: 2} if both_ends else None
     optimizer = FusedOptimizer(parameters, run.config, shards=dist.group.WORLD, copies=copies)
     tied = (parameters[table], both_ends) if both_ends else None
-    stages, schedule = stages_and_schedule
     pipeline = mesh["pp"].get_group()
     return PipelineEngine(run, stages, schedule, loss, optimizer, pipeline=pipeline, data=data, cut=cut, tied=tied)

@@ -150,7 +150,7 @@ class PipelineEngine(SteppedEngine):
         for inputs, targets in zip(batch.inputs.split(size), batch.targets.split(size), strict=True):
             x = inputs
             for stage in self.stages:
-                x = self._forward(stage, x, targets, *[inputs] * self.run.config.is_own)
+                x = self._forward(stage, x, self._given(inputs, targets))
         dist.all_reduce(self.loss.total, group=self.pipeline)
         n_targets = (batch.targets != IGNORE).sum()
         return self.gather(self.loss.total)().sum() / self.gather(n_targets)().sum()
@@ -166,27 +166,28 @@ class PipelineEngine(SteppedEngine):
         for stage in self.stages:
             stage.submod.train()
         self.loss.total = torch.zeros((), device=batch.inputs.device)
-        inputs = (batch.inputs,) if self.has_first else ()
-        given: dict[str, Any] = {"target": batch.targets, "targets": batch.targets} if self.has_last else {}
-        given |= {"ids": batch.inputs} if self.run.config.is_own else {}
+        first, given = [batch.inputs] if self.has_first else [], self._given(batch.inputs, batch.targets)
         with autocast(self.run.config.precision, batch.inputs.device):
-            self.schedule.step(*inputs, **given, return_outputs=False)
+            self.schedule.step(*first, target=batch.targets, **given, return_outputs=False)
         # Only the process of the last stage has added to it. This gives the sum to the others.
         dist.all_reduce(self.loss.total, group=self.pipeline)
         return self.loss.total
 
-    def _forward(self, stage: TimedStage, x: Tensor, *others: Tensor) -> Tensor:
+    def _given(self, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        """Return what each stage takes beside the output of the stage before."""
+        return {"targets": targets} | ({"inputs": inputs} if self.run.config.is_own else {})
+
+    def _forward(self, stage: TimedStage, x: Tensor, given: dict[str, Any]) -> Tensor:
         """Run the forward of one stage for one micro-batch.
 
-        others: targets, and what else the stage takes. x: the output of the stage before if this process has that stage;
-        otherwise it is received from its process.
+        x: the output of the stage before if this process has that stage; otherwise it is received from its process.
         """
         rank_before, rank_after = (stage.stage_index_to_group_rank.get(stage.stage_index + d) for d in (-1, 1))
         if rank_before not in (None, stage.group_rank):
             x = torch.empty_like(stage.example, device=x.device)
             dist.recv(x, group=self.pipeline, group_src=rank_before)
         with autocast(self.run.config.precision, x.device):
-            y: Tensor = stage.submod(x, *others)
+            y: Tensor = stage.submod(x, **given)
         if stage.is_last:
             self.loss.total += y
         elif rank_after != stage.group_rank:

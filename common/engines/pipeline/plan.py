@@ -130,7 +130,7 @@ def check_stages(run: Run, options: PipelineOptions) -> None:
         raise ConfigError(what, "in --pp-size", fix)
     stage_sizes(run, options)
     if run.config.is_own:
-        import_module("gptscale.common.engines.pipeline.own_stage").check_chain(run.gpt, schedule)
+        import_module("gptscale.common.engines.pipeline.chain_stage").check_chain(run.gpt, schedule)
     n_microbatches, sequences = run.batch.grad_accum_steps, run.batch.sequences_per_rank
     if not fits(schedule, n_microbatches, pp_size, n_stages):
         fitting = [m for m in range(1, 8 * n_stages + 1) if fits(schedule, m, pp_size, n_stages)]

@@ -161,9 +161,8 @@ def _has_libaio() -> bool:
     with tempfile.TemporaryDirectory() as folder:
         source = "#include <libaio.h>\nint main() { return io_setup(0, 0) > 0; }\n"
         command = [os.environ.get("CXX", "c++"), "-x", "c++", "-", "-laio", "-o", f"{folder}/probe"]
-        return (
-            subprocess.run(command, input=source.encode(), capture_output=True, timeout=60, check=False).returncode == 0
-        )
+        ended = subprocess.run(command, input=source.encode(), capture_output=True, timeout=60, check=False)
+        return ended.returncode == 0
 
 
 def start_deepspeed(device: torch.device) -> None:

@@ -37,15 +37,6 @@ FLAT_VECTORS = {
 GRADIENTS = re.compile("averaged_gradients|grad_partitions_flat_buffer|fp32_groups_gradients")
 
 
-def loss_scale_floor(error: Exception) -> NumericError | None:
-    """Return our error if `error` says that fp16's loss scale cannot fall further, or None if it is another error."""
-    if "loss scale already at minimum" not in str(error):
-        return None
-    return NumericError(
-        "the fp16 loss scale is at its floor of 1 and steps still overflow", "in DeepSpeed", "lower --lr, or use bf16"
-    )
-
-
 def load_own(engine: Any, folder: Path) -> int:
     """Load a checkpoint that DeepSpeed's save_checkpoint left, and return the step it was saved at.
 
@@ -121,10 +112,10 @@ class ZeroOptimizer(Stepper):
             self.ds.step()
         except Exception as error:
             # DeepSpeed raises a bare Exception.
-            floor = loss_scale_floor(error)
-            if floor is None:
+            if "loss scale already at minimum" not in str(error):
                 raise
-            raise floor from error
+            what = "the fp16 loss scale is at its floor of 1 and steps still overflow"
+            raise NumericError(what, "in DeepSpeed", "lower --lr, or use bf16") from error
         self.waits_s.append(self.meter.total_s + TRAFFIC.waited_s - self._waited_s)
         self._waited_s += self.waits_s[-1]
         norm = torch.as_tensor(self.ds.get_global_grad_norm(), dtype=torch.float32, device=loss.device)

@@ -126,18 +126,18 @@ def test_every_choice_of_the_option_has_its_kernel():
         ({"attention": "flash3", "precision": "bf16"}, CUDA, (9, 0), NO_FLASH3),
     ],
 )  # fmt: skip
-def test_a_kernel_that_cannot_run_is_refused(options, device, capability, said, monkeypatch, run_on):
+def test_a_kernel_that_cannot_run_is_refused(options, device, capability, said, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     with pytest.raises(ConfigError, match=said):
-        check_attention(run_on(device, **options))
+        check_attention(RunConfig(**options), device)
 
 
-def test_a_kernel_that_can_run_is_not(monkeypatch, run_on):
+def test_a_kernel_that_can_run_is_not(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     runs = [(CPU, "auto", "fp32"), (CPU, "math", "fp32")]
     runs += [(CUDA, name, "fp32") for name in ("auto", "math", "efficient")]
     for device, name, precision in (*runs, (CUDA, "flash", "bf16"), (CUDA, "cudnn", "bf16")):
-        check_attention(run_on(device, attention=name, precision=precision))
+        check_attention(RunConfig(attention=name, precision=precision), device)
 
 
 @pytest.mark.gpu

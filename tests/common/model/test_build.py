@@ -1,5 +1,7 @@
 """Building the GPT of a run: a shape without memory, then the weights that this process holds."""
 
+import dataclasses
+import math
 from contextlib import nullcontext
 
 import pytest
@@ -11,6 +13,7 @@ from gptscale.common.model.build import KEPT_OPERATORS, apply_activation_checkpo
 from gptscale.common.model.float8 import apply_float8
 from gptscale.common.model.gpt import GPT
 from gptscale.common.model.initial_weights import init_tensor, init_weights
+from gptscale.common.settings.families import model_class, preset
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.state import Shard, shard_of
 
@@ -55,23 +58,29 @@ def test_parameters_are_created_under_the_context_of_a_library(run_on):
     assert all(p.device == CPU for p in model.parameters())
 
 
+SMALL = GPTConfig(n_layer=3, n_head=4, n_embd=64, block_size=32, vocab_size=301)
+SHAPES = [
+    SMALL,
+    *(dataclasses.replace(preset(name), n_layer=2, vocab_size=301) for name in ("qwen3-tiny", "llama-tiny")),
+]
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp8"])
-@pytest.mark.parametrize("mode", ["full", "selective"])
-def test_activation_checkpointing_changes_no_bit(ids, mode, precision, random_model):
-    plain, checkpointed = random_model(std=0.05), random_model(std=0.05)
-    if precision == "fp8":
-        apply_float8([*plain.blocks, *checkpointed.blocks])
-    apply_activation_checkpointing(checkpointed.blocks, mode)
-    losses = []
-    for model in (plain, checkpointed):
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=["gpt2", "qwen3"])
+def test_activation_checkpointing_changes_no_bit_and_no_name(ids, shape, precision, random_model):
+    found = []
+    for mode in ("none", "full", "selective"):
+        model = random_model(shape, std=0.05)
+        if precision == "fp8":
+            apply_float8(model.blocks)
+        apply_activation_checkpointing(model.blocks, mode)
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "fp8"):
             loss = model(ids[:, :-1], ids[:, 1:])
         loss.backward()
-        losses.append(loss)
-    assert torch.equal(*losses)
-    assert list(dict(plain.named_parameters())) == list(dict(checkpointed.named_parameters()))
-    for p, q in zip(plain.parameters(), checkpointed.parameters(), strict=True):
-        assert torch.equal(p.grad, q.grad)
+        found.append({"loss": loss} | {name: p.grad for name, p in model.named_parameters()})
+    for other in found[1:]:
+        assert list(other) == list(found[0])
+        assert all(torch.equal(other[name], value) for name, value in found[0].items())
 
 
 def recomputed_flops(model, mode, ids):
@@ -97,9 +106,6 @@ def test_selective_checkpointing_keeps_what_every_kernel_returns():
     assert {"aten.bmm.default", "aten.mm.default"} <= kept
 
 
-SMALL = GPTConfig(n_layer=3, n_head=4, n_embd=64, block_size=32, vocab_size=301)
-
-
 def test_weights_are_a_function_of_name_and_seed_whatever_the_cut():
     whole = init_tensor("blocks.1.attn.qkv.weight", (192, 64), SMALL, seed=5)
     part = torch.empty(10, 64)
@@ -109,9 +115,9 @@ def test_weights_are_a_function_of_name_and_seed_whatever_the_cut():
     assert not torch.equal(whole, init_tensor("blocks.1.attn.qkv.weight", (192, 64), SMALL, seed=6))
 
 
-def test_initial_loss_is_that_of_chance_and_padding_rows_are_zero(ids):
-    model = GPT(SMALL)
-    init_weights((shard_of(f"model/{n}", p) for n, p in model.named_parameters()), SMALL, seed=1)
-    assert torch.equal(model.wte.weight[301:], torch.zeros(384 - 301, 64))
-    loss = model(ids[:, :-1], ids[:, 1:]) / 64
-    assert abs(loss.item() - torch.log(torch.tensor(301.0)).item()) < 0.1
+@pytest.mark.parametrize("shape", SHAPES, ids=["gpt2", "qwen3", "llama"])
+def test_initial_loss_is_that_of_chance_and_padding_rows_are_zero(ids, shape):
+    model = model_class(shape)(shape)
+    init_weights((shard_of(f"model/{n}", p) for n, p in model.named_parameters()), shape, seed=1)
+    assert not any(table.weight[301:].any() for table in (model.wte, model.head) if table)
+    assert abs(model(ids[:, :-1], ids[:, 1:]).item() / 64 - math.log(301)) < 0.1

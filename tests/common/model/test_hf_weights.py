@@ -1,4 +1,4 @@
-"""Weights to and from transformers' GPT-2."""
+"""Weights to and from transformers' models."""
 
 import dataclasses
 
@@ -31,8 +31,18 @@ def test_from_hf_starts_from_transformers_own_random_weights(ids):
         assert (from_hf(hf).eval()(ids) - hf(ids).logits).abs().max() <= 1e-5
 
 
-def test_from_hf_refuses_what_it_would_get_wrong():
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=32, n_inner=64, vocab_size=301)
-    with pytest.raises(ValueError, match="n_inner 64"):
-        from_hf(transformers.GPT2LMHeadModel(config))
+LLAMA = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
+REFUSED = {
+    "n_inner 64": ("GPT2", {"n_layer": 1, "n_head": 2, "n_embd": 32, "n_inner": 64, "vocab_size": 301}),
+    "biases True": ("Llama", LLAMA | {"intermediate_size": 48, "attention_bias": True}),
+    "no family here has models of type opt": ("OPT", LLAMA | {"ffn_dim": 64}),
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_from_hf_refuses_what_it_would_get_wrong(said):
+    transformers = pytest.importorskip("transformers", minversion="5", reason="the layouts are those of transformers 5")
+    kind, sizes = REFUSED[said]
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    with pytest.raises(ValueError, match=said):
+        from_hf(transformers.AutoModelForCausalLM.from_config(config))

@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from gptscale.common.model import loss as loss_module
-from gptscale.common.model.loss import IGNORE, linear_cross_entropy
-from gptscale.common.model.matrix_products import by_onednn, product
+from gptscale.common.model.loss import IGNORE, by_onednn, linear_cross_entropy, product
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from gptscale.common.engines.pipeline import plan
 from gptscale.common.engines.pipeline.build import parts_of, shapes_of, stages_of, tied_embedding_group
 from gptscale.common.engines.pipeline.engine import PipelineLoss
-from gptscale.common.engines.pipeline.plan import balanced, fits, head_cost, stage_indices
+from gptscale.common.engines.pipeline.plan import balanced, fits, head_cost
 from gptscale.common.model.build import materialise
 from gptscale.common.model.gpt import GPT
 from gptscale.common.process.world import World
@@ -177,18 +177,6 @@ def test_stages_are_described_with_the_head_on_the_last(monkeypatch):
         "stages   13 | 13 | 12 | 10 + head blocks (head = 2.49 blocks; the heaviest stage has 1.03 x the mean)",
         "schedule 1F1B, 4 micro-batches of 2",
     ]
-
-
-@pytest.mark.parametrize(
-    ("schedule", "p", "n_stages", "expected"),
-    [
-        ("1F1B", 4, 4, [[0], [1], [2], [3]]),
-        ("Interleaved1F1B", 2, 4, [[0, 2], [1, 3]]),
-        ("ZBVZeroBubble", 2, 4, [[0, 3], [1, 2]]),
-    ],
-)
-def test_which_stages_a_process_computes(schedule, p, n_stages, expected):
-    assert [stage_indices(schedule, rank, p, n_stages) for rank in range(p)] == expected
 
 
 def test_what_schedules_take():

@@ -21,8 +21,9 @@ from gptscale.common.engines.rank_shapes import state_formula
 from gptscale.common.measure.contention import MachineTime, taken_fraction
 from gptscale.common.measure.devices import device_name, peak_tflops
 from gptscale.common.measure.evidence import RankEvidence, RunEvidence, RunFacts, judged_ranks, notes, right_threads
-from gptscale.common.measure.speed import Memory, peak_memory
+from gptscale.common.measure.speed import Figures, peak_memory
 from gptscale.common.model.precision import emulation
+from gptscale.common.process.environments import installed
 from gptscale.common.process.world import gather_objects
 from gptscale.common.settings.run import workload_hash
 from gptscale.common.settings.run_config import AXIS_SIZES
@@ -31,7 +32,7 @@ from gptscale.launchers.run.preflight import ReadyRun
 from gptscale.launchers.run.space import check_space
 from gptscale.recipes import get
 from gptscale.results.columns import SUMMARY, RunTable
-from gptscale.results.record.facts import git_commit, highest, node_facts, nodes_of, state_columns, version
+from gptscale.results.record.facts import git_commit, highest, node_facts, nodes_of, state_columns
 from gptscale.results.record.files import host_name, write_json
 from gptscale.results.record.recorder import Recorder
 from gptscale.results.record.run_folder import START, leave_end, leave_evidence, leave_row, of_this_start, run_directory
@@ -77,7 +78,7 @@ class RunRecord:
         self.recorder: Recorder | None = None
         # Offload, bubble and state, which the engine alone can tell.
         self.of_engine: tuple[Any, ...] = (None, None, None)
-        self.memory: Memory | None = None
+        self.memory: Figures | None = None
         self.evidence: RankEvidence | None = None
         self.ended: int | None = None
         self.row_taken: bool | None = None
@@ -179,7 +180,7 @@ class RunRecord:
                 "python": platform.python_version(),
                 "platform": platform.platform(),
                 "device": device_name(run.world.device),
-                "packages": {name: installed for name in PACKAGES if (installed := version(name))},
+                "packages": {name: version for name in PACKAGES if (version := installed(name))},
             },
         }
 

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from gptscale.common.measure.speed import Speed
+from gptscale.common.measure.speed import Figures
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -57,7 +57,7 @@ class StepLines:
     second_step: the speed if a step took one second. All rates are that speed over the step's time.
     """
 
-    def __init__(self, name: str, steps: int, tokens_per_step: int, second_step: Speed) -> None:
+    def __init__(self, name: str, steps: int, tokens_per_step: int, second_step: Figures) -> None:
         self._steps, self._tokens_per_step = steps, tokens_per_step
         fp8 = "fp8_tflops_per_device" in second_step
         self._kind, self._share = ("fp8 ", "mixed peak") if fp8 else ("", "MFU")

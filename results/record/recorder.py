@@ -294,7 +294,7 @@ class Recorder:
             for board in self._boards:
                 board.scalars(step, scalars)
         if self._console:
-            self._console.step(step, loss, step_time_s, peak_gib)
+            self._console.say_step(step, loss, step_time_s, peak_gib)
 
     def _check(self, step: int, loss: float, grad_norm: float, rank_losses: list[float]) -> None:
         """Raise NumericError for a NaN or infinite loss or gradient norm.

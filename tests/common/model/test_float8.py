@@ -310,7 +310,7 @@ def test_what_is_said_of_fp8_is_no_mfu():
     second = speed(planned("fp8").run, "NVIDIA H100", [1.0], [0.0])
     said = StringIO()
     with redirect_stdout(said):
-        StepLines("single", 2, 50_000, second).step(1, 2.0, 1.0, 3.0)
+        StepLines("single", 2, 50_000, second).say_step(1, 2.0, 1.0, 3.0)
         row = {"recipe": "single", "status": "ok", "precision": "fp8", **second}
         print_summary(row, Path("out/summary.csv"), Path("out/runs/x"))
     text = said.getvalue()

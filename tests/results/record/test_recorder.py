@@ -160,7 +160,7 @@ def test_evaluating_and_saving_are_not_timed(tmp_path, clock):
 
 def test_writing_counts_as_time_of_the_next_step(tmp_path, monkeypatch, clock):
     with Recorder(make_run(), tmp_path, clock=clock) as recorder:
-        monkeypatch.setattr(recorder._console, "step", lambda *figures: clock.passes(0.25))
+        monkeypatch.setattr(recorder._console, "say_step", lambda *figures: clock.passes(0.25))
         record(recorder, clock, range(1, 11))
     assert pd.read_csv(tmp_path / "steps.csv").step_time_s.tolist() == pytest.approx([0.5] + [0.75] * 9)
 

@@ -13,21 +13,12 @@ from gptscale.common.process.rendezvous import RendezvousError, reach
 ANSWERS_S = 10.0
 
 
-def has_store(host: str, port: int, limit_s: float) -> bool:
-    """Return whether a store of torch answers at a port within `limit_s` seconds.
-
-    torch itself waits for minutes for a program that takes the connection and says nothing.
-    """
-    try:
-        reach(host, port, limit_s)
-    except RendezvousError:
-        return False
-    return True
-
-
 def main(host: str, port: int, words: Sequence[str]) -> None:
     """Run torchrun with these words, or say that another program has the port and end with 2."""
-    if not has_store(host, port, ANSWERS_S):
+    try:
+        # torch itself waits for minutes for a program that takes the connection and says nothing.
+        reach(host, port, ANSWERS_S)
+    except RendezvousError:
         error = f"another program than torchrun has {host}:{port}, in --endpoint, name a port that is free on {host}"
         print(f"gptscale: error: {error}", file=sys.stderr)
         sys.exit(2)

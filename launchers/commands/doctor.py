@@ -89,12 +89,14 @@ def compare_nodes(out: Path) -> int:
 
 def gather() -> dict[str, Any]:
     """Return all facts as plain data."""
+    triton = installed("triton")
+    on_gpu = f"Triton {triton}" if triton else "PyTorch's own operations: Triton is not installed (pip install triton)"
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: installed(name) for name in ("gptscale", *PACKAGES)},
         "environments": {name: environment(name) for name in BESIDE},
-        "own_operators": {"cpu": extension.implementation(), "cuda": triton()},
+        "own_operators": {"cpu": extension.implementation(), "cuda": on_gpu},
         "operators": operators(),
         "recipes": {name: why_not_here(name) for name in RECIPES},
         "devices": devices(),
@@ -116,13 +118,6 @@ def nvme(folder: Path, model: str) -> dict[str, Any]:
     disk = measure(folder)
     tflops = gemm_tflops(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     return {"folder": str(folder), **disk, "verdict": verdict(preset(model), disk, tflops)}
-
-
-def triton() -> str:
-    """Say what the package's operators use on a GPU."""
-    if version := installed("triton"):
-        return f"Triton {version}"
-    return "PyTorch's own operations: Triton is not installed (pip install triton)"
 
 
 def operators() -> dict[str, str | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from functools import partial
 from typing import Any
 
@@ -130,10 +130,8 @@ def facts_to_compare(fingerprint: str, world: World, *options: Any) -> dict[str,
 
 def _train(ready: ReadyRun, record: RunRecord, stop: StopRequest) -> int:
     """Build the engine, resume, run the loop, and return the exit status: not 0 if it stopped because it was asked to."""
-    run = ready.run
-    with ExitStack() as stack:
-        engine: Engine = get(run.recipe).load().build(run, ready.recipe_config)
-        stack.callback(engine.close)
+    engine: Engine = get(ready.run.recipe).load().build(ready.run, ready.recipe_config)
+    with closing(engine):
         return _train_with(engine, ready, record, stop)
 
 

@@ -167,18 +167,16 @@ def check_results_folder(out: Path, run_name: str | None, table: RunTable, *, re
     rows = out / table.file
     if rows.exists() and not rows.is_file():
         raise ConfigError(f"{rows} is no file", "in --out", "remove it, or choose another folder")
-    if rows.exists() and (fault := table.fault(_first_line(rows))):
-        raise ConfigError(f"{rows} {fault}", "in --out", "point --out to another folder, or move the file")
+    if rows.exists():
+        with rows.open("rb") as file:
+            fault = table.fault(file.readline(HEADER_BYTES_MAX))
+        if fault:
+            raise ConfigError(f"{rows} {fault}", "in --out", "point --out to another folder, or move the file")
     if run_name and not resumes and (out / "runs" / run_name).exists():
         raise ConfigError(f"run {run_name} exists already", f"in {out}", "add --resume or choose another --run-name")
     if run_name and (checkpoints := out / "runs" / run_name / "checkpoints").is_symlink():
         what = f"{checkpoints} is a symbolic link"
         raise ConfigError(what, "in --run-name", "replace it by a folder, or choose another")
-
-
-def _first_line(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.readline(HEADER_BYTES_MAX)
 
 
 def resume_folder(out: Path, run_name: str | None, resume: str | None) -> Path | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
-from gptscale.common.measure.devices import nvml_handle
+from gptscale.common.measure.devices import ask_nvml
 
 if TYPE_CHECKING:
     from gptscale.common.measure.gpu_clock import GpuClock, GpuTime
@@ -166,12 +166,8 @@ def _gpu_taken(device: torch.device | None, wall_s: float) -> float | None:
     """
     if device is None or device.type != "cuda":
         return None
-    import pynvml
-
-    try:
-        since_us = int((time.time() - wall_s) * 1e6)
-        samples = pynvml.nvmlDeviceGetProcessUtilization(nvml_handle(device), since_us)
-    except pynvml.NVMLError:
+    samples = ask_nvml(device, "ProcessUtilization", int((time.time() - wall_s) * 1e6))
+    if samples is None:
         return None
     used: dict[int, list[int]] = {}
     for sample in samples:

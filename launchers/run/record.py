@@ -20,9 +20,10 @@ from gptscale.common.engine import Engine
 from gptscale.common.engines.rank_shapes import state_formula
 from gptscale.common.measure.contention import MachineTime, taken_fraction
 from gptscale.common.measure.devices import device_name, peak_tflops
-from gptscale.common.measure.evidence import RankEvidence, RunEvidence, RunFacts, judged_ranks, notes, right_threads
+from gptscale.common.measure.evidence import RankEvidence, RunEvidence, RunFacts, judged_ranks, notes
 from gptscale.common.measure.speed import Figures, peak_memory
 from gptscale.common.model.precision import emulation
+from gptscale.common.process.begin import right_threads
 from gptscale.common.process.environments import installed
 from gptscale.common.process.world import gather_objects
 from gptscale.common.settings.run import workload_hash

@@ -26,7 +26,7 @@ from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.common.process.progress import progress
 from gptscale.common.settings.run import Run
 from gptscale.results.record.board import Board
-from gptscale.results.record.console import StepLines
+from gptscale.results.record.console import Bar, StepLines
 from gptscale.results.record.files import warn
 from gptscale.results.record.spike_log import SpikeLog
 from gptscale.results.record.step_log import StepLog, close_logs, totals
@@ -123,7 +123,7 @@ class Recorder:
         self._log: StepLog | None = None
         self._evals: StepLog | None = None
         self._boards: list[Board | WandbBoard] = []
-        self._console: StepLines | None = None
+        self._console: Bar | None = None
 
     def __enter__(self) -> Self:
         config, steps = self.run.config, self.folder / "steps.csv"
@@ -290,7 +290,7 @@ class Recorder:
             scalars = {f"train/{name}": value for name, value in (figures | rates).items()}
             for board in self._boards:
                 board.scalars(step, scalars)
-        if self._console:
+        if isinstance(self._console, StepLines):
             self._console.say_step(step, loss, step_time_s, peak_gib)
 
     def _check(self, step: int, loss: float, grad_norm: float, rank_losses: list[float]) -> None:

@@ -74,7 +74,6 @@ class MachineClock:
         return (time.monotonic(), processor_times(self.proc), own_time_s(), throttled_s(self.proc))
 
     def lap(self) -> MachineTime:
-        """Return what happened since this clock was made."""
         (began, before, own, throttled), now = self._began, self._now()
         spent = {cpu: (busy - before[cpu][0], stolen - before[cpu][1]) for cpu, (busy, stolen) in now[1].items()}
         return MachineTime(

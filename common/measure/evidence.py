@@ -83,7 +83,6 @@ class RunEvidence:
     notes: Sequence[str] = ()
 
     def as_json(self) -> bytes:
-        """Return the content of the file."""
         return json.dumps({"format_version": FORMAT_VERSION, **vars(self)}, default=_plain).encode()
 
 

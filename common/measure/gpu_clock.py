@@ -64,7 +64,6 @@ class GpuClock:
         return None if millijoules is None else millijoules / 1e3, violated_s
 
     def lap(self) -> GpuTime:
-        """Return what happened since this clock was made."""
         import pynvml
 
         seconds = max(time.monotonic() - self._began, 1e-9)

@@ -49,7 +49,6 @@ class LiveState:
 
     @property
     def total(self) -> int:
-        """Return the bytes of all kinds in all places."""
         return self.weights + self.gradients + self.optimizer + self.host + self.disk
 
 

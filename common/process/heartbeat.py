@@ -97,7 +97,6 @@ class Heartbeat:
             self._thread.join()
 
     def here(self) -> Beat:
-        """Return this rank's own place now."""
         own = self.progress
         return Beat(self._number, own.step, own.part, own.waits, own.clock() - own.since, time.time())
 

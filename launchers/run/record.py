@@ -226,7 +226,6 @@ class RunRecord:
         return self.row_taken
 
     def tell(self, path: Path, *, has_evidence: bool) -> None:
-        """Print the lines that end a run."""
         from gptscale.results.record.summary import print_summary
 
         print_summary(self.row, path, self.folder)

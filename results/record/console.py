@@ -26,7 +26,6 @@ class Bar:
             self._progress.start()
 
     def step(self, step: int) -> None:
-        """Move the bar to `step`."""
         if self._progress:
             self._progress.update(self._task, completed=step)
 
@@ -38,7 +37,6 @@ class Bar:
             print(line, flush=True)
 
     def close(self) -> None:
-        """Take the bar away."""
         if self._progress:
             self._progress.stop()
 

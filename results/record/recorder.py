@@ -168,7 +168,6 @@ class Recorder:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Time the wait for a batch."""
         progress.at("data")
         progress.step = self.last_step + 1
         began = self.clock()
@@ -225,7 +224,6 @@ class Recorder:
         return not any(log and log.holds_rows for log in (self._log, self._evals))
 
     def speed(self) -> Figures:
-        """Return the speed columns over the timed steps."""
         return speed(self.run, self.device, self.step_times_s, self.data_waits_s)
 
     def _read_window(self) -> None:

@@ -80,7 +80,6 @@ class StepLog:
         return bool(self._pending)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Buffer one row."""
         self._pending += csv_line(cell(row[column]) for column in self.columns)
 
     def flush(self) -> None:
@@ -102,7 +101,6 @@ class StepLog:
         sync(self._descriptor, self.path)
 
     def close(self) -> None:
-        """Put the rows on disk and close."""
         try:
             self._write()
             sync(self._descriptor, self.path)

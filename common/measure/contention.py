@@ -57,10 +57,8 @@ class MachineClock:
     torch, and with a GPU one for Python and one for autograd.
     """
 
-    def __init__(
-        self, device: torch.device | None = None, threads: int | None = None, proc: Path = Path("/proc")
-    ) -> None:
-        self.device, self.proc = device, proc
+    def __init__(self, device: torch.device | None = None, threads: int | None = None) -> None:
+        self.device = device
         on_gpu = device is not None and device.type == "cuda"
         self.threads = threads or (2 if on_gpu else torch.get_num_threads())
         self._gpu: GpuClock | None = None
@@ -71,7 +69,7 @@ class MachineClock:
         self._began = self._now()
 
     def _now(self) -> tuple[float, dict[int, tuple[float, float]], float, float]:
-        return (time.monotonic(), processor_times(self.proc), own_time_s(), throttled_s(self.proc))
+        return time.monotonic(), processor_times(), own_time_s(), throttled_s()
 
     def lap(self) -> MachineTime:
         (began, before, own, throttled), now = self._began, self._now()

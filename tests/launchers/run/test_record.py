@@ -10,17 +10,13 @@ import torch
 from gptscale.common.measure.bubble import Bubble
 from gptscale.common.measure.live_state import LiveState, Offload
 from gptscale.common.measure.speed import peak_memory, speed
-from gptscale.common.process.world import World
 from gptscale.common.settings import plan_file
-from gptscale.common.settings.batch_plan import plan_batch
-from gptscale.common.settings.run import Run
-from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.verdict.verdict import Verdict
 from gptscale.launchers.run.record import OF_LOSS, RunRecord, bubble_figures, new_run_id, offload_figures
 from gptscale.results.columns import SUMMARY
 from gptscale.results.record.facts import highest, state_columns
 
-GIB, CPU = 2**30, torch.device("cpu")
+GIB = 2**30
 # Two timed steps of 2 s behind a warm-up that is not timed.
 RECORDER = SimpleNamespace(step_times_s=[2.0, 2.0])
 
@@ -81,9 +77,7 @@ def test_each_part_of_a_run_fills_the_columns_of_its_name(plan, monkeypatch):
     slow, spikes = SimpleNamespace(rank=1, ratio=2.0), SimpleNamespace(skipped=lambda: 0)
     measured = {}
     for precision in ("fp32", "fp8"):
-        config = RunConfig(precision=precision)
-        run = Run("single", config, config.gpt(), plan_batch(1), World(0, 0, 1, CPU, 60.0))
-        measured |= speed(run, "cpu", [1.0], [0.0])
+        measured |= speed(plan("--precision", precision).run, "cpu", [1.0], [0.0])
     steps = SimpleNamespace(
         **dict.fromkeys(OF_LOSS, 1.0),
         speed=lambda: measured,
@@ -103,7 +97,7 @@ def test_each_part_of_a_run_fills_the_columns_of_its_name(plan, monkeypatch):
         "offload": offload_figures([Offload(cpu_bytes=GIB)], RECORDER),
         "bubble": bubble_figures([Bubble(0.5, (1.0,), (2.0,))], RECORDER),
         "state": state_columns([LiveState()], ("16 N", GIB)),
-        "memory": highest([peak_memory(CPU)]),
+        "memory": highest([peak_memory(torch.device("cpu"))]),
         "verdict": verdict.columns(),
     }
     for source, row in made.items():

@@ -635,7 +635,7 @@ def test_runs_that_differ_in_an_option_of_their_recipe_are_no_repeats(tmp_path):
     assert order(compare(load([tmp_path]))) == ["zero_offload x2 stage=2", "zero_offload x2 stage=3"]
 
 
-def test_what_a_group_waits_for_and_what_was_predicted_is_told_below_the_table(tmp_path):
+def test_what_a_group_waits_for_and_what_was_predicted_is_a_note(tmp_path):
     costs = {"offload_wait_fraction": 0.25, "bubble_fraction": 0.3, "bubble_fraction_theory": 0.2}
     predicted = {"predicted_step_time_s": 0.9, "predicted_peak_mem_gib": 1.1, "peak_mem_allocated_gib": 1.0}
     add_run(tmp_path, "ddp", 1024.0, **costs, **predicted)

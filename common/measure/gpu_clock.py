@@ -57,7 +57,8 @@ class GpuClock:
         self._energy_j, self._violated_s = self._counters()
 
     def _counters(self) -> tuple[float | None, dict[str, float]]:
-        millijoules, violated_s = ask_nvml(self.device, "TotalEnergyConsumption"), {}
+        millijoules = ask_nvml(self.device, "TotalEnergyConsumption")
+        violated_s: dict[str, float] = {}
         for reason, policy in POLICIES.items():
             if status := ask_nvml(self.device, "ViolationStatus", f"PERF_POLICY_{policy}"):
                 violated_s[reason] = status.violationTime / 1e9

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import os
 import platform
 import time
@@ -131,7 +130,7 @@ class RunRecord:
             **{name: getattr(config, name) for name in (*OF_CONFIG, *AXIS_SIZES)},
             **{name: getattr(run.batch, name) for name in OF_BATCH},
             "engine": engine,
-            "engine_version": importlib.metadata.version(engine),
+            "engine_version": installed(engine),
             "n_params": run.gpt.n_params,
             "seq_len": run.seq_len,
             "vocab_size": run.gpt.vocab_size,

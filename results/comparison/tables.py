@@ -84,11 +84,6 @@ def notes(comparison: Comparison) -> list[str]:
     if len(comparison.ranked) > 1 and (baseline := comparison.baseline) and baseline.recipe != "single":
         lines.append(f"speed-up: beside {baseline.name}, the first of this work, because there is no run of single")
     lines += _tiers(comparison.ranked)
-    lines += [
-        f"{group.name}: contended and not ranked, others took {group.median('taken_fraction'):.0%} of the machine"
-        for group in comparison.ranked
-        if group.contended
-    ]
     lines += [f"{group.name}: {cost}" for group in comparison.ranked for cost in _costs(group)]
     return lines + [f"{group.name}: {note}" for group in comparison.ranked + comparison.apart for note in group.notes]
 
@@ -106,7 +101,9 @@ def _tiers(ranked: Sequence[Group]) -> list[str]:
 
 
 def _costs(group: Group) -> Iterator[str]:
-    """Yield what state off the device and idle stages cost a group in time, and what a plan had predicted of it."""
+    """Yield what others, state off the device and idle stages cost a group in time, and what a plan had predicted of it."""
+    if group.contended:
+        yield f"contended and not ranked, others took {group.median('taken_fraction'):.0%} of the machine"
     waiting = group.median("offload_wait_fraction")
     if waiting is not None:
         yield f"{waiting:.1%} of the step waiting for what is on the host or on disk"

@@ -20,15 +20,7 @@ from gptscale.common.process.begin import Output
 from gptscale.common.settings.checks import RUN_WORDS
 from gptscale.common.settings.user_file import read_bytes
 from gptscale.results.columns import RunTable, cell, csv_line
-from gptscale.results.record.files import (
-    append_row,
-    as_storage_error,
-    host_name,
-    opened,
-    replace_file,
-    warn,
-    write_json,
-)
+from gptscale.results.record.files import append_row, host_name, opened, replace_file, storage_errors, warn, write_json
 
 # The environment variable by which our launcher names one start of a run. It tells what this start wrote from what an earlier
 # start, or another run of that name, wrote.
@@ -46,14 +38,12 @@ def run_directory(out: Path, run_id: str, *, resumes: bool = False) -> Iterator[
     keeps its lock until its last thread has ended. Raises StorageError for a symbolic link: private files must not be elsewhere.
     """
     folder = out / "runs" / run_id
-    try:
+    with storage_errors(folder):
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
         for each in (folder.parent, folder):
             each.mkdir(mode=0o700, exist_ok=True)
             if each.is_symlink():
                 raise StorageError(f"{each} is a symbolic link", "in --out", "remove it or choose another folder")
-    except OSError as error:
-        raise as_storage_error(error, folder) from None
     with opened(folder / ".lock") as descriptor:
         # A thread of a killed process may still wait for a busy disk. It gets three seconds.
         for _ in range(30):

@@ -76,18 +76,13 @@ def start(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: in
         return 0
     check_memory(ready.run, recipe_config.offload)
     check_space(ready.run, folder)
-    program = worker_program(recipe, dataclasses.replace(config, run_name=name), recipe_config)
+    row, config = get(recipe), dataclasses.replace(config, run_name=name)
+    words = (recipe, *option_words(recipe, config, recipe_config))
+    program = Program("gptscale.recipes", words, row.environment, imports=row.imports)
     status = launch_with_row(program, nproc, folder, SUMMARY, fork=not runs_on_cuda(config.device))
     if status == 0:
         tell_verdict(folder)
     return status
-
-
-def worker_program(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> Program:
-    """Return what each rank executes."""
-    row = get(recipe)
-    words = (recipe, *option_words(recipe, config, recipe_config))
-    return Program("gptscale.recipes", words, row.environment, imports=row.imports)
 
 
 def command_line(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> list[str]:

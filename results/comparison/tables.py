@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gptscale.common.settings.run_config import AXIS_SIZES
 from gptscale.results.columns import SUMMARY, cell, csv_line
 from gptscale.results.comparison.groups import FIGURES, Comparison, Group
 from gptscale.results.comparison.memory_bars import state_gib, state_text, state_unit
-from gptscale.results.render import booktabs, markdown, table
+from gptscale.results.render import table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -157,14 +157,9 @@ def _width(rows: Sequence[dict[str, str]], title: str) -> int:
     return max(len(part) for text in texts for part in (text.split() if title in LEFT else [text]))
 
 
-def as_markdown(comparison: Comparison) -> str:
-    """Return the table as Markdown, with the notes below it."""
-    return markdown(cells(comparison), left=LEFT, notes=notes(comparison))
-
-
-def as_latex(comparison: Comparison) -> str:
-    """Return the table as LaTeX, with the notes as comments."""
-    return booktabs(cells(comparison), left=LEFT, notes=notes(comparison))
+def as_text(comparison: Comparison, form: Callable[..., str]) -> str:
+    """Return the table with its notes in a form of render.py: markdown or booktabs."""
+    return form(cells(comparison), left=LEFT, notes=notes(comparison))
 
 
 def as_csv(comparison: Comparison) -> bytes:

@@ -21,9 +21,9 @@ from gptscale.results.comparison.groups import compare
 from gptscale.results.comparison.page import page
 from gptscale.results.comparison.picture import Drawing, steps_of
 from gptscale.results.comparison.read import load
-from gptscale.results.comparison.tables import as_csv, as_markdown, show
+from gptscale.results.comparison.tables import as_csv, as_text, show
 from gptscale.results.record.step_log import StepLog, totals
-from gptscale.results.render import picture_bytes
+from gptscale.results.render import markdown, picture_bytes
 
 N_FILES = int(os.environ.get("GPTSCALE_FUZZ", "60"))
 FIRST = int(os.environ.get("GPTSCALE_FUZZ_FROM", "0"))
@@ -67,7 +67,7 @@ def compare_all(out, *, draw):
         picture_bytes(Drawing(comparison).figure())
     printed = io.StringIO()
     show(comparison, Console(width=100, file=printed, force_terminal=False))
-    texts = [printed.getvalue(), as_csv(comparison).decode(), as_markdown(comparison), page(comparison, {})]
+    texts = [printed.getvalue(), as_csv(comparison).decode(), as_text(comparison, markdown), page(comparison, {})]
     assert all(c.isprintable() or c == "\n" for text in texts for c in text)
     assert "<script>" not in texts[2] + texts[3]
 

@@ -27,10 +27,10 @@ from gptscale.results.comparison.memory_bars import draw_memory
 from gptscale.results.comparison.picture import Drawing, thinned
 from gptscale.results.comparison.read import load
 from gptscale.results.comparison.run_files import DamagedFileError, clip, run_file, whole_lines
-from gptscale.results.comparison.tables import as_csv, as_markdown, cells, notes, show
+from gptscale.results.comparison.tables import as_csv, as_text, cells, notes, show
 from gptscale.results.comparison.write import write_comparison
 from gptscale.results.record.files import write_json
-from gptscale.results.render import picture_bytes, subplots
+from gptscale.results.render import markdown, picture_bytes, subplots
 
 TIERS = "tiers of speed (the spread of each reaches into that of the first of its tier)"
 
@@ -210,7 +210,7 @@ def test_verdicts_are_a_column_and_a_bar_of_shares(tmp_path):
     (tmp_path / "runs" / run_id / "verdict.json").write_text(json.dumps({"shares": {"data": 0.25, "products": 0.75}}))
     comparison = compare(load([tmp_path]))
     assert [row["bound by"] for row in cells(comparison)] == ["data-bound -25%", "-"]
-    assert "bound by" in as_markdown(comparison)
+    assert "bound by" in as_text(comparison, markdown)
     assert picture.shares_of(comparison.ranked[0])["products"] == 0.75
     assert picture.shares_of(comparison.ranked[1]) == {}
     pictures = map(io.BytesIO, (without, picture_bytes(Drawing(comparison).figure())))
@@ -415,7 +415,7 @@ def test_nothing_outside_the_results_is_read(tmp_path, link, undrawn):
         (out / link).symlink_to(tmp_path / "secret")
     write_comparison([out], out)
     assert "gptscale run single" not in (out / "comparison.html").read_text()
-    assert "is a link" in as_markdown(compare(load([out]))) or link == "a name"
+    assert "is a link" in as_text(compare(load([out])), markdown) or link == "a name"
 
 
 @pytest.mark.promise("X6")
@@ -501,9 +501,9 @@ def test_text_of_a_row_is_never_markup_nor_a_tag_nor_a_formula(tmp_path):
     add_failure(tmp_path, "fsdp", "failed", "=1+1 | <script>alert(1)</script> [bold]x[/nothing]")
     comparison = compare(load([tmp_path]))
     assert "[/nothing]" in shown(comparison, 300)
-    markdown = as_markdown(comparison)
-    assert "<script" not in markdown
-    assert r"\|" in markdown
+    text = as_text(comparison, markdown)
+    assert "<script" not in text
+    assert r"\|" in text
     from gptscale.results.comparison.page import page
 
     html = page(comparison, {})

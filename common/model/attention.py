@@ -25,23 +25,18 @@ FLASH3 = "flash_attn_interface"
 
 
 def check_attention(run: Run) -> None:
-    """Raise ConfigError unless the run's device and precision suit the kernel that it asks for.
+    """Raise ConfigError unless the run's device and options suit the kernel that it asks for.
 
     torch would raise an error too, but only in the first step.
     """
-    check_attention_on(run.config, run.world.device)
-
-
-def check_attention_on(config: RunConfig, device: torch.device) -> None:
-    """Raise ConfigError unless the kernel `config.attention` runs on `device` with the options of `config`."""
-    name, where = config.attention, "in --attention"
+    config, device, where = run.config, run.world.device, "in --attention"
+    name = config.attention
     if name in ("auto", "math"):
         return
     if device.type != "cuda":
         raise ConfigError(f"{name} attention needs a CUDA device", where, "use auto or math")
     if name == "efficient":
-        gpt = config.gpt()
-        if gpt.n_kv_head < gpt.n_head:
+        if run.gpt.n_kv_head < run.gpt.n_head:
             raise ConfigError("efficient attention shares no keys between heads", where, "use flash or math")
         return
     if config.precision == "fp32":

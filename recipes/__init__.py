@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process import environments
+from gptscale.common.process.environments import installed
 from gptscale.common.settings.checks import check_name
 from gptscale.common.settings.mesh import AXES
 
@@ -106,17 +106,14 @@ class Recipe(NamedTuple):
         if self.environment:
             environments.require(self.engine, self.environment)
             return
-        if not environments.is_among(version("torch"), self.torch):
-            what = f"{self.module.rpartition('.')[2]} needs torch{self.torch}, not {version('torch')}"
+        if not environments.is_among(torch := str(installed("torch")), self.torch):
+            what = f"{self.module.rpartition('.')[2]} needs torch{self.torch}, not {torch}"
             raise ConfigError(what, where, f"pip install 'torch{self.torch}'")
-        try:
-            installed = version(self.engine)
-        except PackageNotFoundError:
-            what = f"{self.engine} is not installed"
-            raise ConfigError(what, where, f"pip install 'gptscale[{self.engine}]'") from None
+        if (version := installed(self.engine)) is None:
+            raise ConfigError(f"{self.engine} is not installed", where, f"pip install 'gptscale[{self.engine}]'")
         # Above the range nobody has tried it, which `gptscale doctor` says. An exact release has no such range.
-        if not environments.is_among(installed, tried := environments.tried(self.engine), or_newer=True):
-            what = f"{self.engine} {installed} is installed, this recipe is known to work with {tried}"
+        if not environments.is_among(version, tried := environments.tried(self.engine), or_newer=True):
+            what = f"{self.engine} {version} is installed, this recipe is known to work with {tried}"
             raise ConfigError(what, where, f"pip install '{self.engine}{tried}'")
 
     def check_imports(self) -> None:

@@ -1,6 +1,6 @@
 """One way to print a table, to write it as Markdown or LaTeX, and to make a figure.
 
-rich and matplotlib are imported when a function needs them.
+rich, pandas and matplotlib are imported when a function needs them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,6 @@ SHARES = {
     "elementwise": ("#009E73", "norms, activations, loss and all other kernels"),
     "optimizer": ("#117733", "the optimizer's step"),
 }  # fmt: skip
-
-# The letters that mean something to LaTeX.
-LATEX = str.maketrans(
-    {letter: f"\\{letter}" for letter in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-)
 
 
 def console(log_columns: int | None = None, **options: Any) -> Console:
@@ -96,17 +90,14 @@ def booktabs(rows: Sequence[Mapping[str, str]], *, left: Collection[str], notes:
 
     left: titles of the columns that are flush left.
     """
-    head, *lines = [
-        " & ".join(cell.translate(LATEX) for cell in cells) + r" \\"
-        for cells in (rows[0], *(row.values() for row in rows))
-    ]
-    columns = "".join("l" if title in left else "r" for title in rows[0])
-    comments = [f"% {' '.join(note.split())}" for note in notes]
-    begin, end = (
-        [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule"],
-        [r"\bottomrule", "\\end{tabular}\n"],
+    import pandas as pd
+
+    table = (
+        pd.DataFrame(rows).style.hide(axis="index").format(escape="latex").format_index(axis="columns", escape="latex")
     )
-    return "\n".join([*comments, *begin, *lines, *end])
+    columns = "".join("l" if title in left else "r" for title in rows[0])
+    comments = "".join(f"% {' '.join(note.split())}\n" for note in notes)
+    return comments + str(table.to_latex(column_format=columns, hrules=True))
 
 
 def picture_bytes(figure: Figure, kind: str = "png") -> bytes:

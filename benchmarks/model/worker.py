@@ -51,7 +51,7 @@ def timed_steps(
         step(data.get(n_warmup + n_steps))
         gpu = gpu_state(device)
         synchronize(device)
-    peak_gib = memory.rss_gib if memory.allocated_gib is None else memory.allocated_gib
+    peak_gib = memory["peak_mem_allocated_gib"] or memory["peak_rss_gib"]
     losses_nats = [loss.item() for loss in losses]
     return {"step_times_s": times_s[n_warmup:], "losses": losses_nats, "peak_gib": peak_gib, "gpu": gpu}
 

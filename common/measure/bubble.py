@@ -161,7 +161,6 @@ class StageClock:
 
     @contextmanager
     def computing(self, kind: str, stage: int, micro_batch: int) -> Iterator[None]:
-        """Time one computation of a stage."""
         progress.at("forward" if kind == FORWARD else "backward", micro_batch)
         begin = self._now()
         yield

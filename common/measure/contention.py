@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
-from gptscale.common.measure.devices import nvml_handle
+from gptscale.common.measure.devices import ask_nvml
 
 if TYPE_CHECKING:
     from gptscale.common.measure.gpu_clock import GpuClock, GpuTime
@@ -57,10 +57,8 @@ class MachineClock:
     torch, and with a GPU one for Python and one for autograd.
     """
 
-    def __init__(
-        self, device: torch.device | None = None, threads: int | None = None, proc: Path = Path("/proc")
-    ) -> None:
-        self.device, self.proc = device, proc
+    def __init__(self, device: torch.device | None = None, threads: int | None = None) -> None:
+        self.device = device
         on_gpu = device is not None and device.type == "cuda"
         self.threads = threads or (2 if on_gpu else torch.get_num_threads())
         self._gpu: GpuClock | None = None
@@ -71,10 +69,9 @@ class MachineClock:
         self._began = self._now()
 
     def _now(self) -> tuple[float, dict[int, tuple[float, float]], float, float]:
-        return (time.monotonic(), processor_times(self.proc), own_time_s(), throttled_s(self.proc))
+        return time.monotonic(), processor_times(), own_time_s(), throttled_s()
 
     def lap(self) -> MachineTime:
-        """Return what happened since this clock was made."""
         (began, before, own, throttled), now = self._began, self._now()
         spent = {cpu: (busy - before[cpu][0], stolen - before[cpu][1]) for cpu, (busy, stolen) in now[1].items()}
         return MachineTime(
@@ -166,12 +163,8 @@ def _gpu_taken(device: torch.device | None, wall_s: float) -> float | None:
     """
     if device is None or device.type != "cuda":
         return None
-    import pynvml
-
-    try:
-        since_us = int((time.time() - wall_s) * 1e6)
-        samples = pynvml.nvmlDeviceGetProcessUtilization(nvml_handle(device), since_us)
-    except pynvml.NVMLError:
+    samples = ask_nvml(device, "ProcessUtilization", int((time.time() - wall_s) * 1e6))
+    if samples is None:
         return None
     used: dict[int, list[int]] = {}
     for sample in samples:

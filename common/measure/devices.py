@@ -72,6 +72,17 @@ def nvml_handle(device: torch.device) -> Any:
     return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
 
+def ask_nvml(device: torch.device, query: str, *arguments: str | int) -> Any:
+    """Return the driver's answer to nvmlDeviceGet`query`, None if it has none. A text is the name of one of its constants."""
+    import pynvml
+
+    try:
+        values = [getattr(pynvml, f"NVML_{value}") if isinstance(value, str) else value for value in arguments]
+        return getattr(pynvml, f"nvmlDeviceGet{query}")(nvml_handle(device), *values)
+    except (pynvml.NVMLError, AttributeError):
+        return None
+
+
 def driver_version() -> str | None:
     """Return the version of NVIDIA's driver, or None if NVML cannot tell."""
     import pynvml

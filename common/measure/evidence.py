@@ -6,7 +6,6 @@ The steps that it takes count in no figure, and leave no state.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ import torch
 
 from gptscale.common.measure.contention import MachineTime
 from gptscale.common.measure.step_trace import HOST_MIN, STEPS, TRANSFER, RankTrace, host_share, own_s, trace_steps
+from gptscale.common.process.begin import right_threads
 from gptscale.common.process.progress import StepMark, progress
 from gptscale.common.process.world import agree_any
 
@@ -83,7 +83,6 @@ class RunEvidence:
     notes: Sequence[str] = ()
 
     def as_json(self) -> bytes:
-        """Return the content of the file."""
         return json.dumps({"format_version": FORMAT_VERSION, **vars(self)}, default=_plain).encode()
 
 
@@ -142,11 +141,6 @@ def _seconds(marks: Sequence[StepMark]) -> dict[str, float]:
         part: sum(m.processor_s for m in marks if m.part == part and not m.waits) for part in ("forward", "backward")
     }
     return seconds | {TRANSFER: sum(m.end - m.begin for m in marks if m.waits)}
-
-
-def right_threads() -> int:
-    """Return how many threads each rank of this machine should have: its share of the processors."""
-    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _with_right_threads(step: Callable[[int], object], first: int) -> float:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
-from gptscale.common.measure.devices import nvml_handle
+from gptscale.common.measure.devices import ask_nvml
 
 # Reasons for a lower clock, by the names of NVML's performance policies and of its bits for the present.
 POLICIES = {"power": "POWER", "heat": "THERMAL", "the board's limit": "BOARD_LIMIT", "reliability": "RELIABILITY"}
@@ -53,45 +52,34 @@ class GpuClock:
     """The counters of a GPU at one moment, from which `lap` counts."""
 
     def __init__(self, device: torch.device) -> None:
-        import pynvml
-
-        self._nvml: Any = pynvml
-        try:
-            self._handle = nvml_handle(device)
-        except pynvml.NVMLError:
-            self._handle = None
+        self.device = device
         self._began = time.monotonic()
         self._energy_j, self._violated_s = self._counters()
 
-    def _ask(self, query: str, constant: str = "") -> Any:
-        """Return the driver's answer to nvmlDeviceGet`query`, None if it has none. constant: the name of its argument."""
-        try:
-            arguments = [getattr(self._nvml, f"NVML_{constant}")] if constant else []
-            return getattr(self._nvml, f"nvmlDeviceGet{query}")(self._handle, *arguments) if self._handle else None
-        except (self._nvml.NVMLError, AttributeError):
-            return None
-
     def _counters(self) -> tuple[float | None, dict[str, float]]:
-        millijoules = self._ask("TotalEnergyConsumption")
-        status = {reason: self._ask("ViolationStatus", f"PERF_POLICY_{policy}") for reason, policy in POLICIES.items()}
-        violated_s = {reason: s.violationTime / 1e9 for reason, s in status.items() if s is not None}
+        millijoules = ask_nvml(self.device, "TotalEnergyConsumption")
+        violated_s: dict[str, float] = {}
+        for reason, policy in POLICIES.items():
+            if status := ask_nvml(self.device, "ViolationStatus", f"PERF_POLICY_{policy}"):
+                violated_s[reason] = status.violationTime / 1e9
         return None if millijoules is None else millijoules / 1e3, violated_s
 
     def lap(self) -> GpuTime:
-        """Return what happened since this clock was made."""
+        import pynvml
+
         seconds = max(time.monotonic() - self._began, 1e-9)
         energy_j, violated_s = self._counters()
-        bits = self._ask("CurrentClocksThrottleReasons") or 0
+        bits = ask_nvml(self.device, "CurrentClocksThrottleReasons") or 0
         bits_of_reason = {
-            reason: [getattr(self._nvml, f"nvmlClocksThrottleReason{name}", 0) for name in names]
+            reason: [getattr(pynvml, f"nvmlClocksThrottleReason{name}", 0) for name in names]
             for reason, names in REASONS.items()
         }
         power_w, before = None, self._violated_s
         if energy_j is not None and self._energy_j is not None:
             power_w = (energy_j - self._energy_j) / seconds
         return GpuTime(
-            clock_mhz=self._ask("ClockInfo", "CLOCK_SM"),
-            clock_max_mhz=self._ask("MaxClockInfo", "CLOCK_SM"),
+            clock_mhz=ask_nvml(self.device, "ClockInfo", "CLOCK_SM"),
+            clock_max_mhz=ask_nvml(self.device, "MaxClockInfo", "CLOCK_SM"),
             power_w=power_w,
             throttled={r: min(1.0, (s - before[r]) / seconds) for r, s in violated_s.items() if r in before},
             reasons=tuple(reason for reason, masks in bits_of_reason.items() if any(bits & mask for mask in masks)),

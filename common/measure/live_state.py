@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -49,7 +49,6 @@ class LiveState:
 
     @property
     def total(self) -> int:
-        """Return the bytes of all kinds in all places."""
         return self.weights + self.gradients + self.optimizer + self.host + self.disk
 
 
@@ -68,11 +67,6 @@ def live_state(tensors: Iterable[StateTensor], device: torch.device, disk: int =
         on_host = entry.on_host or entry.tensor.device.type != device.type
         places["host" if on_host else entry.kind] += storage.nbytes()
     return LiveState(**places, disk=disk)
-
-
-def most(states: Sequence[LiveState]) -> LiveState:
-    """Return the state of the rank that holds the most bytes."""
-    return max(states, key=lambda state: state.total)
 
 
 def held_by_torch(

@@ -8,28 +8,17 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from gptscale.common.measure import flops
-from gptscale.common.settings.run_config import Precision
+from gptscale.common.measure.devices import peak_tflops
+from gptscale.common.settings.run import Run
 from gptscale.common.settings.shape import ModelConfig
 
-Speed = dict[str, float | None]
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Peaks of the memory of this process in GiB.
-
-    allocated_gib, reserved_gib: of the device, None without CUDA. rss_gib: the resident set on the host.
-    """
-
-    allocated_gib: float | None
-    reserved_gib: float | None
-    rss_gib: float
+# Figures of a run by the columns of its row. One that cannot be told is None.
+Figures = dict[str, float | None]
 
 
 def synchronize(device: torch.device) -> None:
@@ -54,63 +43,51 @@ def reset_peak_memory(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def peak_memory(device: torch.device) -> Memory:
-    """Return the peaks so far: what tensors took, what the allocator reserved, and the resident set of the host."""
+def peak_memory(device: torch.device) -> Figures:
+    """Return the peaks of this process so far: what tensors took, what the allocator reserved, and its resident set."""
+    allocated = reserved = None
+    if device.type == "cuda":
+        allocated = torch.cuda.max_memory_allocated(device) / 2**30
+        reserved = torch.cuda.max_memory_reserved(device) / 2**30
     # Linux counts it in KiB.
-    rss_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    rss_gib = rss_kib / 2**20
-    if device.type != "cuda":
-        return Memory(None, None, rss_gib)
-    return Memory(
-        torch.cuda.max_memory_allocated(device) / 2**30, torch.cuda.max_memory_reserved(device) / 2**30, rss_gib
-    )
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {"peak_mem_allocated_gib": allocated, "peak_mem_reserved_gib": reserved, "peak_rss_gib": rss}
 
 
-def speed(
-    step_times_s: Sequence[float],
-    data_waits_s: Sequence[float],
-    *,
-    tokens_per_step: int,
-    world_size: int,
-    gpt: ModelConfig,
-    seq_len: int,
-    activation_checkpointing: str,
-    peak_tflops: float | None,
-    precision: Precision = "fp32",
-    bf16_peak_tflops: float | None = None,
-) -> Speed:
-    """Return the columns of a row that sum up timed steps, none without one.
+def speed(run: Run, device: str, step_times_s: Sequence[float], data_waits_s: Sequence[float]) -> Figures:
+    """Return the columns of a row that sum up timed steps, none without one. device: its name.
 
     Rates are from the median step, so that one slow step does not move them. A figure is None where a peak is unknown. fp8 has
     two columns of its own in place of those from tflops_per_device to handout_tflops. tflops_per_device counts as `mfu` does.
-    data_wait_fraction is the time spent waiting for batches, divided by the time of all steps. peak_tflops: the peak of the
-    device in `precision`. bf16_peak_tflops: its peak in bf16, used only for fp8.
+    data_wait_fraction is the time spent waiting for batches, divided by the time of all steps.
     """
     if not step_times_s:
         return {}
+    gpt, seq_len, config = run.gpt, run.seq_len, run.config
     p10, median, p90 = (float(q) for q in np.quantile(step_times_s, (0.1, 0.5, 0.9)))
-    tokens_per_s = tokens_per_step / median
-    per_device = tokens_per_s / world_size
+    tokens_per_s = run.tokens_per_step / median
+    per_device = tokens_per_s / run.world.world_size
+    peak = peak_tflops(device, config.precision)
 
     def tflops(flops_per_token: float) -> float:
         return per_device * flops_per_token / 1e12
 
     def utilisation(flops_per_token: float) -> float | None:
-        return None if peak_tflops is None else tflops(flops_per_token) / peak_tflops
+        return None if peak is None else tflops(flops_per_token) / peak
 
     model = flops.model_flops_per_token(gpt, seq_len)
-    measured: Speed = {"step_time_s_median": median, "step_time_s_p10": p10, "step_time_s_p90": p90}
+    measured: Figures = {"step_time_s_median": median, "step_time_s_p10": p10, "step_time_s_p90": p90}
     measured |= {"tokens_per_s": tokens_per_s, "tokens_per_s_per_device": per_device}
     measured |= {"data_wait_fraction": sum(data_waits_s) / sum(step_times_s)}
-    if precision == "fp8":
-        mixed = fp8_seconds_per_token(gpt, seq_len, peak_tflops, bf16_peak_tflops)
+    if config.precision == "fp8":
+        mixed = fp8_seconds_per_token(gpt, seq_len, peak, peak_tflops(device, "bf16"))
         used = None if mixed is None else mixed * per_device
         return measured | {"fp8_tflops_per_device": tflops(model), "fp8_mixed_utilisation": used}
     return measured | {
         "tflops_per_device": tflops(model),
         "mfu": utilisation(model),
         "mfu_palm": utilisation(flops.palm_flops_per_token(gpt, seq_len)),
-        "hfu": utilisation(flops.hardware_flops_per_token(gpt, seq_len, activation_checkpointing)),
+        "hfu": utilisation(flops.hardware_flops_per_token(gpt, seq_len, config.activation_checkpointing)),
         "handout_tflops": tflops(flops.handout_flops_per_token(gpt)),
     }
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from gptscale.common.process.world import agree_any
@@ -72,7 +72,8 @@ class SpikeWatch:
         figures = ("loss", loss, 0.0), ("gradient norm", norm, NORM_FACTOR)
         for (figure, value, factor), values in zip(figures, self._recent, strict=True):
             if len(values) >= STEPS_MIN:
-                mean, deviation = mean_and_deviation([math.log(v) for v in values])
+                logs = np.log(values)
+                mean, deviation = float(logs.mean()), max(float(logs.std()), DEVIATION_MIN)
                 excess = (math.log(value) - mean) / deviation
                 high = factor * max(list(values)[-STEPS_MIN:])
                 if excess > DEVIATIONS_MAX and value > high:
@@ -94,10 +95,3 @@ class SpikeWatch:
     def verdict(self, loss: float, norm: float) -> Spike | None:
         """Return the spike that the next step was, if it was one: what `skips` has answered, or a first look."""
         return self._answers.popleft() if self.skip else self.look(loss, norm)
-
-
-def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and the standard deviation, which is at least DEVIATION_MIN."""
-    mean = sum(values) / len(values)
-    deviation = math.hypot(*[v - mean for v in values]) / math.sqrt(len(values))
-    return mean, max(deviation, DEVIATION_MIN)

@@ -101,6 +101,11 @@ def signals_on_their_own_stack() -> None:
         faulthandler.enable(sys.__stderr__)
 
 
+def right_threads() -> int:
+    """Return how many threads each process of this machine should have: its share of the processors."""
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
 def share_cores() -> None:
     """Share the cores between the processes of this machine, unless OMP_NUM_THREADS is set.
 
@@ -109,7 +114,7 @@ def share_cores() -> None:
     import torch
 
     if "OMP_NUM_THREADS" not in os.environ:
-        threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        threads = right_threads()
         os.environ["OMP_NUM_THREADS"] = str(threads)
     else:
         threads = torch.get_num_threads()

@@ -9,8 +9,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -22,13 +21,6 @@ from gptscale.common.process.shared_memory import HEARTBEATS, SLOT, Slots
 INTERVAL_S = 0.5
 # A rank whose beat does not change for this long, while others look at it, is silent.
 SILENT_S = 3 * INTERVAL_S
-
-
-class Beats(Protocol):
-    """A place for the heartbeat of each rank. `get` returns no bytes for a rank that has not written."""
-
-    def set(self, rank: int, words: str) -> object: ...
-    def get(self, rank: int) -> bytes: ...
 
 
 class Beat(NamedTuple):
@@ -58,7 +50,7 @@ def beat_of(beats: Beats, rank: int) -> Beat | None:
 
 
 class StoreBeats:
-    """Heartbeats in the store behind a port, over a connection of their own."""
+    """Heartbeats in the store behind a port, over a connection of their own, with the methods of Slots."""
 
     def __init__(self, store: dist.Store) -> None:
         self._store = dist.PrefixStore(f"gptscale/heartbeat/{prefix_of_start()}", store)
@@ -68,6 +60,10 @@ class StoreBeats:
 
     def get(self, rank: int) -> bytes:
         return self._store.get(str(rank)) if self._store.check([str(rank)]) else b""
+
+
+# A place for the heartbeat of each rank.
+Beats = Slots | StoreBeats
 
 
 class Heartbeat:
@@ -95,15 +91,12 @@ class Heartbeat:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def here(self) -> Beat:
-        """Return this rank's own place now."""
         own = self.progress
         return Beat(self._number, own.step, own.part, own.waits, own.clock() - own.since, time.time())
 

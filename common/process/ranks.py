@@ -54,9 +54,8 @@ def launch(program: Program, nproc: int, *, environment: Mapping[str, str] | Non
             variables |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(nproc))
             variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
             for rank in range(nproc):
-                ranks.append(
-                    start_process(program, {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}, fork=fork)
-                )
+                variables |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                ranks.append(start_process(program, variables, fork=fork))
             if requests:
                 # The rank that was being started has not heard of it.
                 _signal(ranks, requests[0][0])

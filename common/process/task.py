@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
+from tempfile import TemporaryFile
 from typing import IO
 
 from gptscale.common.process.program import Program
@@ -39,24 +38,19 @@ def run_captured(
 
     After `timeout` seconds the program is ended, and subprocess.TimeoutExpired raised.
     """
-    pipes = {name: os.pipe() for name in ("stdout", "stderr")}
-    ends = {name: end for name, (_, end) in pipes.items()}
-    process = start_process(program, os.environ if environ is None else environ, fork=fork, **ends)
-    for _, end in pipes.values():
-        os.close(end)
-    output: dict[str, bytes] = dict.fromkeys(pipes, b"")
-    streams: dict[IO[bytes], str] = {os.fdopen(begin, "rb", buffering=0): name for name, (begin, _) in pipes.items()}
-    deadline = time.monotonic() + timeout
-    while streams:
-        for stream in select.select(list(streams), [], [], max(0.0, deadline - time.monotonic()))[0]:
-            data = stream.read(1 << 16)
-            output[streams[stream]] += data
-            if not data:
-                del streams[stream]
-                stream.close()
-        if streams and time.monotonic() > deadline:
+    with TemporaryFile() as stdout, TemporaryFile() as stderr:
+        streams = {"stdout": stdout.fileno(), "stderr": stderr.fileno()}
+        process = start_process(program, os.environ if environ is None else environ, fork=fork, **streams)
+        try:
+            status = process.wait(timeout)
+        except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
-            raise subprocess.TimeoutExpired(program.command, timeout, output["stdout"], output["stderr"])
-    status = process.wait(max(0.0, deadline - time.monotonic()) + 10.0)
-    return subprocess.CompletedProcess(program.command, status, output["stdout"].decode(), output["stderr"].decode())
+            raise subprocess.TimeoutExpired(program.command, timeout, _content(stdout), _content(stderr)) from None
+        output = _content(stdout).decode(), _content(stderr).decode()
+        return subprocess.CompletedProcess(program.command, status, *output)
+
+
+def _content(file: IO[bytes]) -> bytes:
+    file.seek(0)
+    return file.read()

@@ -21,7 +21,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 from gptscale.common.errors import GptscaleError
 from gptscale.common.process import environments
@@ -42,18 +41,8 @@ SET_WHEN_LOADED = tuple(
 COMMON_IMPORTS = ("torch", "torch.distributed", "torch._dynamo")
 
 
-class Process(Protocol):
-    """What a process offers to whoever started it, forked or not. subprocess.Popen has the same methods."""
-
-    @property
-    def pid(self) -> int: ...
-    def poll(self) -> int | None: ...
-    def wait(self, timeout: float | None = None) -> int: ...
-    def send_signal(self, sig: int) -> None: ...
-
-
 class ForkedProcess:
-    """A process that a warm parent forked."""
+    """A process that a warm parent forked, with the methods of subprocess.Popen."""
 
     def __init__(self, pid: int, report: int) -> None:
         self.pid, self._report = pid, report
@@ -84,6 +73,10 @@ class ForkedProcess:
             # Without a status the parent has died, and its children with it.
             self.returncode = json.loads(status) if status else -signal.SIGKILL
         return self.returncode
+
+
+# A process that this one started, in either way.
+Process = ForkedProcess | subprocess.Popen[bytes]
 
 
 class WarmParent:

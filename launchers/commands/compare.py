@@ -84,7 +84,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _compare_vision(options: CompareOptions, has_nothing_else: bool) -> int:
-    """Compare the runs of lenet.csv files."""
     if not has_nothing_else:
         raise ConfigError("vision runs and GPT runs do not compare", "in compare", "give folders of one kind")
     if unwanted := sorted(options.files().keys() - {"csv", "md", "png"}):

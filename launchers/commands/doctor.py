@@ -20,7 +20,7 @@ from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name, peak_tflops
 from gptscale.common.process import environments
-from gptscale.common.process.environments import is_among
+from gptscale.common.process.environments import installed, is_among
 from gptscale.common.settings.checks import OptionNeed, check_name
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.families import MODELS, preset
@@ -28,7 +28,6 @@ from gptscale.launchers.run.preflight import why_not_here
 from gptscale.launchers.run.record import PACKAGES
 from gptscale.ops.build import kernels as extension
 from gptscale.recipes import RECIPES
-from gptscale.results.record.facts import version
 from gptscale.results.render import console, table
 
 # Environments beside this one, and the packages whose versions matter there.
@@ -89,12 +88,14 @@ def compare_nodes(out: Path) -> int:
 
 def gather() -> dict[str, Any]:
     """Return all facts as plain data."""
+    triton = installed("triton")
+    on_gpu = f"Triton {triton}" if triton else "PyTorch's own operations: Triton is not installed (pip install triton)"
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: version(name) for name in ("gptscale", *PACKAGES)},
+        "packages": {name: installed(name) for name in ("gptscale", *PACKAGES)},
         "environments": {name: environment(name) for name in BESIDE},
-        "own_operators": {"cpu": extension.implementation(), "cuda": triton()},
+        "own_operators": {"cpu": extension.implementation(), "cuda": on_gpu},
         "operators": operators(),
         "recipes": {name: why_not_here(name) for name in RECIPES},
         "devices": devices(),
@@ -117,23 +118,16 @@ def nvme(folder: Path, model: str) -> dict[str, Any]:
     return {"folder": str(folder), **disk, "verdict": verdict(preset(model), disk, tflops)}
 
 
-def triton() -> str:
-    """Say what the package's operators use on a GPU."""
-    if installed := version("triton"):
-        return f"Triton {installed}"
-    return "PyTorch's own operations: Triton is not installed (pip install triton)"
-
-
 def operators() -> dict[str, str | None]:
     """Return DeepSpeed's operators, each with None if it is compiled here, or why not and the line that changes it."""
-    if version("deepspeed") is None:
+    if installed("deepspeed") is None:
         return {}
     return {op: str(lack) if (lack := deepspeed_ops.lack([op])) else None for op in deepspeed_ops.BUILDERS}
 
 
 def environment(name: str) -> dict[str, str | None]:
     """Return the folder of an environment beside this one and the versions in it, None for what is not installed."""
-    versions = {package: environments.installed(package, name) for package in BESIDE[name]}
+    versions = {package: installed(package, name) for package in BESIDE[name]}
     return {"folder": str(environments.folder(name)), **versions}
 
 
@@ -172,8 +166,8 @@ def show(report: dict[str, Any]) -> None:
     from rich.text import Text
 
     terminal = console(highlight=False, soft_wrap=True)
-    installed = ", ".join(f"{name} {v}" for name, v in report["packages"].items() if v)
-    terminal.print(f"Python {report['python']}, {installed}")
+    versions = ", ".join(f"{name} {v}" for name, v in report["packages"].items() if v)
+    terminal.print(f"Python {report['python']}, {versions}")
     terminal.print(f"{report['platform']}, {report['cpu_cores']} cores, backends {' '.join(report['backends'])}")
     shared = report["shared_memory_gib"]
     shown = "" if shared is None else f"{shared:.1f} GiB free in /dev/shm, "

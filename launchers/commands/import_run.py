@@ -100,7 +100,6 @@ def _pairs(text: str, known: Collection[str], option: str) -> dict[str, str]:
 
 
 def _value(name: str, text: str) -> Any:
-    """Return a fact as its column has it."""
     try:
         value = SUMMARY[name].type(text)
         if isinstance(value, str) or (name == "world_size") <= value <= 10**18:

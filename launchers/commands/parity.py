@@ -117,7 +117,11 @@ def main(argv: Sequence[str]) -> int:
         results = [deviation for case in cases for deviation in deviations(*case, options)]
         show(results)
         if options.out:
-            print(f"wrote {write(results, out / 'parity.csv')}")
+            import pandas as pd
+
+            rows = [dataclasses.asdict(deviation) | {"passed": deviation.passed} for deviation in results]
+            pd.DataFrame(rows).to_csv(out / "parity.csv", index=False)
+            print(f"wrote {out / 'parity.csv'}")
     return 0 if all(deviation.passed for deviation in results) else 1
 
 
@@ -238,11 +242,3 @@ def show(deviations: Sequence[Deviation]) -> None:
         figures = f"{d.loss:.1e}", f"{d.grad_norm:.1e}", weights, f"{d.loss_tolerance:g} {d.grad_norm_tolerance:g}"
         printed.add_row(f"{d.recipe} {d.options}".strip(), str(d.nproc), d.optimizer, *figures, verdict)
     console(140, markup=True).print(printed)
-
-
-def write(deviations: Sequence[Deviation], path: Path) -> Path:
-    """Write the deviations as CSV, and return the path."""
-    import pandas as pd
-
-    pd.DataFrame([{**dataclasses.asdict(d), "passed": d.passed} for d in deviations]).to_csv(path, index=False)
-    return path

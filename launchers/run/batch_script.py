@@ -47,11 +47,7 @@ done
 
 ROW = """\
 # A run that ended well gets its verdict from here. One whose rank 0 was killed gets its row: it is ok if all steps were done.
-if ((status == 0)); then
-    {python} -m gptscale.launchers.run.verdict "$folder"
-else
-    ! {python} -m gptscale.launchers.run.lost_row "$folder" "$status" || status=0
-fi
+{python} -m gptscale.launchers.run.after_ranks "$folder" "$status" && status=0
 """
 
 REQUEUE = """\

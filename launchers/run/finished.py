@@ -15,29 +15,18 @@ from gptscale.results.record.step_log import totals
 
 
 def is_finished(ready: ReadyRun, folder: Path) -> bool:
-    """Return whether --resume finds all steps of a run taken and saved, and say so. A row that is missing is written."""
-    config = ready.run.config
-    if config.resume == "auto" and has_its_row(folder, config.steps):
-        if ready.run.world.is_main:
-            print(
-                f"run {folder.name} is done: its {config.steps} steps and its row are in {folder.parents[1]}",
-                flush=True,
-            )
-        return True
-    return leave_finished_row(ready, folder)
+    """Return whether --resume finds all steps of a run taken and saved, and say so. Every rank gives the same answer.
 
-
-def leave_finished_row(ready: ReadyRun, folder: Path) -> bool:
-    """Write the row of a run that was killed between its last save and its row, and return whether it was so.
-
-    Every rank gives the same answer. Rank 0 writes the row from what is there.
+    If the run was killed between its last save and its row, rank 0 writes the row from what is there.
     """
     config, is_main = ready.run.config, ready.run.world.is_main
-    if (
-        config.resume not in ("auto", "newest")
-        or ready.resume is None
-        or (is_main and has_its_row(folder, config.steps))
-    ):
+    has_row = has_its_row(folder, config.steps)
+    if config.resume == "auto" and has_row:
+        if is_main:
+            said = f"its {config.steps} steps and its row are in {folder.parents[1]}"
+            print(f"run {folder.name} is done: {said}", flush=True)
+        return True
+    if config.resume not in ("auto", "newest") or ready.resume is None or (is_main and has_row):
         return False
     newest, at_start = newest_readable(ready.resume), read_json(folder / "run.json")
     if newest is None or newest.step != config.steps or "identity" not in at_start:

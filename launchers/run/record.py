@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import os
 import platform
 import time
@@ -20,9 +19,11 @@ from gptscale.common.engine import Engine
 from gptscale.common.engines.rank_shapes import state_formula
 from gptscale.common.measure.contention import MachineTime, taken_fraction
 from gptscale.common.measure.devices import device_name, peak_tflops
-from gptscale.common.measure.evidence import RankEvidence, RunEvidence, RunFacts, judged_ranks, notes, right_threads
-from gptscale.common.measure.speed import Memory, peak_memory
+from gptscale.common.measure.evidence import RankEvidence, RunEvidence, RunFacts, judged_ranks, notes
+from gptscale.common.measure.speed import Figures, peak_memory
 from gptscale.common.model.precision import emulation
+from gptscale.common.process.begin import right_threads
+from gptscale.common.process.environments import installed
 from gptscale.common.process.world import gather_objects
 from gptscale.common.settings.run import workload_hash
 from gptscale.common.settings.run_config import AXIS_SIZES
@@ -31,7 +32,7 @@ from gptscale.launchers.run.preflight import ReadyRun
 from gptscale.launchers.run.space import check_space
 from gptscale.recipes import get
 from gptscale.results.columns import SUMMARY, RunTable
-from gptscale.results.record.facts import git_commit, highest, node_facts, nodes_of, state_columns, version
+from gptscale.results.record.facts import git_commit, highest, node_facts, nodes_of, state_columns
 from gptscale.results.record.files import host_name, write_json
 from gptscale.results.record.recorder import Recorder
 from gptscale.results.record.run_folder import START, leave_end, leave_evidence, leave_row, of_this_start, run_directory
@@ -77,7 +78,7 @@ class RunRecord:
         self.recorder: Recorder | None = None
         # Offload, bubble and state, which the engine alone can tell.
         self.of_engine: tuple[Any, ...] = (None, None, None)
-        self.memory: Memory | None = None
+        self.memory: Figures | None = None
         self.evidence: RankEvidence | None = None
         self.ended: int | None = None
         self.row_taken: bool | None = None
@@ -129,7 +130,7 @@ class RunRecord:
             **{name: getattr(config, name) for name in (*OF_CONFIG, *AXIS_SIZES)},
             **{name: getattr(run.batch, name) for name in OF_BATCH},
             "engine": engine,
-            "engine_version": importlib.metadata.version(engine),
+            "engine_version": installed(engine),
             "n_params": run.gpt.n_params,
             "seq_len": run.seq_len,
             "vocab_size": run.gpt.vocab_size,
@@ -179,7 +180,7 @@ class RunRecord:
                 "python": platform.python_version(),
                 "platform": platform.platform(),
                 "device": device_name(run.world.device),
-                "packages": {name: installed for name in PACKAGES if (installed := version(name))},
+                "packages": {name: version for name in PACKAGES if (version := installed(name))},
             },
         }
 
@@ -224,7 +225,6 @@ class RunRecord:
         return self.row_taken
 
     def tell(self, path: Path, *, has_evidence: bool) -> None:
-        """Print the lines that end a run."""
         from gptscale.results.record.summary import print_summary
 
         print_summary(self.row, path, self.folder)

@@ -46,21 +46,19 @@ def check_memory(run: Run, offload: str) -> None:
     if world.device.type == "cuda":
         on_device = torch.cuda.get_device_properties(world.device).total_memory
         present = on_device + (present if offload == "cpu" else 0)
-    if needed > present:
-        raise ConfigError(
-            f"each rank needs {needed / 2**30:,.2f} GiB of memory or more for {run.gpt.n_params:,} parameters, their gradients "
-            f"and moments, it has {present / 2**30:,.2f}",
-            "in the model's size",
-            "use a smaller --model, --n-embd or --n-layer, or more machines",
-        )
+    what = f"{run.gpt.n_params:,} parameters, their gradients and moments"
+    fix = "use a smaller --model, --n-embd or --n-layer, or more machines"
+    _refuse_beyond(present, needed, what, "in the model's size", fix)
     # The input of one block in 16 bits, which tensor ranks may share, and the ids of the step's inputs and targets.
     batch = run.batch
     tokens, ids = batch.micro_batch_size * run.rank_seq_len, batch.sequences_per_rank * run.seq_len
     needed = 2 * tokens * run.gpt.n_embd / run.tp_size + 16 * ids
+    what = f"micro-batches of {batch.micro_batch_size:,} and {batch.sequences_per_rank:,} sequences a step"
+    fix = "use a smaller --global-batch-size, or --micro-batch-size 1"
+    _refuse_beyond(present, needed, what, "in the batch's size", fix)
+
+
+def _refuse_beyond(present: float, needed: float, what: str, where: str, fix: str) -> None:
     if needed > present:
-        raise ConfigError(
-            f"each rank needs {needed / 2**30:,.2f} GiB of memory or more for micro-batches of {batch.micro_batch_size:,} and "
-            f"{batch.sequences_per_rank:,} sequences a step, it has {present / 2**30:,.2f}",
-            "in the batch's size",
-            "use a smaller --global-batch-size, or --micro-batch-size 1",
-        )
+        needs = f"each rank needs {needed / 2**30:,.2f} GiB of memory or more for {what}"
+        raise ConfigError(f"{needs}, it has {present / 2**30:,.2f}", where, fix)

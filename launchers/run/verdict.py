@@ -1,11 +1,10 @@
-"""Tell what limited a run that has ended: python -m gptscale.launchers.run.verdict FOLDER.
+"""Tell what limited a run that has ended.
 
 A lab judges the run by the evidence in its folder. It is found by its name, because nothing here depends on it.
 """
 
 from __future__ import annotations
 
-import sys
 import traceback
 from importlib import import_module
 from pathlib import Path
@@ -32,7 +31,3 @@ def tell_verdict(folder: Path) -> None:
     except Exception as error:
         traceback.print_exc()
         warn(f"{folder.name} has no verdict, by a defect of gptscale ({type(error).__name__}, see above)")
-
-
-if __name__ == "__main__":
-    tell_verdict(Path(sys.argv[1]))

@@ -20,6 +20,7 @@ from gptscale.common.measure.speed import synchronize
 from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
 from gptscale.common.process.ending import StopRequest, as_known, end_process, is_out_of_memory, report
+from gptscale.common.process.environments import installed
 from gptscale.common.process.heartbeat import Heartbeat
 from gptscale.common.process.progress import progress
 from gptscale.common.process.roll_call import refuse
@@ -34,7 +35,6 @@ from gptscale.launchers.run.preflight import ReadyRun, preflight
 from gptscale.launchers.run.record import RunRecord
 from gptscale.launchers.run.space import check_memory
 from gptscale.recipes import get
-from gptscale.results.record.facts import version
 from gptscale.results.record.files import warn
 from gptscale.results.record.recorder import Recorder
 
@@ -125,7 +125,7 @@ def _end_without(error: BaseException, record: RunRecord, heartbeat: Heartbeat) 
 def facts_to_compare(fingerprint: str, world: World, *options: Any) -> dict[str, object]:
     """Return the options, data and versions with which all ranks of a run must be started."""
     facts = words_to_compare(*options) | {"the data's fingerprint": fingerprint, "the device": world.device.type}
-    return facts | {f"the version of {name}": version(name) for name in ("gptscale", "torch")}
+    return facts | {f"the version of {name}": installed(name) for name in ("gptscale", "torch")}
 
 
 def _train(ready: ReadyRun, record: RunRecord, stop: StopRequest) -> int:

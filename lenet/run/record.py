@@ -19,8 +19,9 @@ from gptscale.common.engine import StepResult
 from gptscale.common.errors import NumericError
 from gptscale.common.measure.contention import MachineClock
 from gptscale.common.measure.devices import device_name
-from gptscale.common.measure.evidence import RankEvidence, RunEvidence, RunFacts, judged_ranks, right_threads
+from gptscale.common.measure.evidence import RankEvidence, RunEvidence, RunFacts, judged_ranks
 from gptscale.common.measure.speed import reset_peak_memory, synchronize
+from gptscale.common.process.begin import right_threads
 from gptscale.common.settings.run import workload_hash
 from gptscale.launchers.run.record import RunRecord
 from gptscale.lenet.run.columns import EPOCH_COLUMNS, LENET, STEP_COLUMNS, WARMUP_STEPS, fractions
@@ -68,7 +69,6 @@ class VisionRecorder(Recorder):
         self.n_steps = 0
         self.seconds_to: dict[float, float] = {}
         self.score: Score | None = None
-        self._bar: Bar | None = None
         # The host's seconds of each pending step, without those in which it waited for its batch.
         self._host_s: list[float] = []
         # Sums of this process alone. A resumed epoch's earlier part is in `past`.
@@ -81,18 +81,13 @@ class VisionRecorder(Recorder):
             done = self.start_step // self.ready.batch_order.steps_per_epoch
             self._evals = StepLog(self.folder / "epochs.csv", EPOCH_COLUMNS, after_step=done)
             self._begin_boards()
-            self._bar = Bar(config.model, self.ready.steps)
+            self._console = Bar(config.model, self.ready.steps)
         reset_peak_memory(world.device)
         workers = config.num_workers if config.loader == "dataloader" else 0
         self._machine = MachineClock(world.device, torch.get_num_threads() + workers)
         self._watch = LapTimer(self.clock)
         self._step_began = self.clock()
         return self
-
-    def __exit__(self, *failure: Any) -> None:
-        if self._bar:
-            self._bar.close()
-        super().__exit__(*failure)
 
     def _watch_machine(self, *, last: bool = False) -> None:
         if last and self._machine:
@@ -144,8 +139,8 @@ class VisionRecorder(Recorder):
         mean = {"train/loss": sum(values) / len(values), "train/lr": window[-1].lr}
         for board in self._boards:
             board.scalars(window[-1].step, mean)
-        if self._bar:
-            self._bar.step(window[-1].step)
+        if self._console:
+            self._console.step(window[-1].step)
 
     def _take(self, p: PendingStep, loss: float, update_s: float, skipped: int | None) -> None:
         past = self.past
@@ -188,8 +183,8 @@ class VisionRecorder(Recorder):
         figures = {f"epoch/{name}": row[name] for name in ("train_loss", "test_loss", "test_accuracy", "images_per_s")}
         for board in self._boards:
             board.scalars(step, {name: value for name, value in figures.items() if value is not None})
-        if self._bar:
-            self._bar.say(f"{line}  {seconds:.1f} s  {rate:,.0f} images/s")
+        if self._console:
+            self._console.say(f"{line}  {seconds:.1f} s  {rate:,.0f} images/s")
 
     def _scored(self, score: Score) -> None:
         self.score = score

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -151,13 +151,10 @@ def compare(rows: Sequence[Row], work: str | None = None) -> Comparison:
 
 def _work_of_most_recipes(rows: Sequence[Row]) -> str:
     """Return the workload_hash that most recipes have, and among equals the newest."""
-    recipes: dict[str, set[str]] = {}
-    newest: dict[str, str] = {}
+    runs: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        work = row["workload_hash"]
-        recipes.setdefault(work, set()).add(row["recipe"])
-        newest[work] = max(newest.get(work, ""), row["timestamp"])
-    return max(recipes, key=lambda work: (len(recipes[work]), newest[work]))
+        runs[row["workload_hash"]].append(row)
+    return max(runs, key=lambda work: (len({r["recipe"] for r in runs[work]}), max(r["timestamp"] for r in runs[work])))
 
 
 def _remarks(rows: Sequence[Row]) -> Counter[str]:
@@ -185,9 +182,9 @@ def _name(row: Row) -> str:
 
 def _make_names_differ(groups: list[Group]) -> None:
     """Add to equal names the options in which their groups differ."""
-    named: dict[str, list[Group]] = {}
+    named: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
-        named.setdefault(group.name, []).append(group)
+        named[group.name].append(group)
     for twins in named.values():
         differing = [column for column in CONFIGURATION if len({group.first[column] for group in twins}) > 1]
         common = set.intersection(*(set(group.first["recipe_options"].split("\n")) for group in twins))

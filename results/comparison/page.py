@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gptscale.common.recipe_config import LETTERS
+from gptscale.results.columns import SUMMARY
 from gptscale.results.comparison.groups import Comparison
 from gptscale.results.comparison.run_files import read_run_json
 from gptscale.results.comparison.tables import cells, notes
@@ -18,20 +19,12 @@ LEGEND = {f"{letter} in a formula": meaning for letter, meaning in LETTERS.items
 }
 # With more runs the page does not say how each was started.
 RUNS_MAX = 1000
-DEFINITIONS = {
+# What the titles of a table mean: those of columns, and those that a comparison makes.
+DEFINITIONS = {column.title: column.doc.replace("`", "") for column in SUMMARY.columns if column.title} | {
     "runs": "repeats of one configuration; every figure is the median over those that succeeded",
-    "tokens/s": "tokens of the global batch over the median time of a whole step, data, optimizer and gaps between kernels included, the first steps left out; of all devices together",
     "speed-up": "tokens/s over those of `single`, one device, for the same work; without it, over those of the first run of that work",
-    "time s": "seconds of all training steps, warm-up included; without start, saves and evaluations",
-    "step ms": "median of the timed steps",
     "p10-p90": "10th and 90th percentile of the timed steps, in ms; two runs whose spreads overlap are not told apart",
-    "TFLOP/s": "floating-point operations of the model per second and device, in 10^12: the numerator of MFU, there without a known peak too",
-    "MFU": "tokens/s per device x (6 N_matmul + 6 L h T) FLOP (N_matmul: parameters of matrix products, L: blocks, h: hidden size, T: sequence) over the device's dense peak; empty where the peak is not known, as on a CPU",
-    "GPU %": "mean share of the timed steps in which a kernel ran, over all GPUs (NVML)",
     "state GiB": "weights, gradients and optimizer state of the rank that holds most, on its device, and what its strategy moved to the host or to disk",
-    "peak GiB": "highest over ranks of what tensors held on the device at once",
-    "host GiB": "highest over ranks of what the process held in memory (resident set)",
-    "loss": "mean over the last step's global batch in nats per token; runs of the same work must agree",
     "bound by": "what limits the speed, and how much shorter a step would be without it (gptscale why)",
     "status": "ok, oom (out of memory), failed, interrupted; damaged: the run's row cannot be read; contended: others took more than 5 % of the machine while it was timed; imported: of another program",
 }

@@ -78,7 +78,6 @@ class Drawing:
         self.height_in = max(2.6, 1.6 + 0.21 * len(self.groups))
 
     def figure(self) -> Figure:
-        """Return all panels on one figure."""
         n_rows = (len(self.panels) + 1) // 2
         figure, axes = subplots(n_rows, 2, (13, self.height_in * n_rows), _title(self.comparison))
         places = list(axes.flat)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gptscale.common.settings.run_config import AXIS_SIZES
 from gptscale.results.columns import SUMMARY, cell, csv_line
 from gptscale.results.comparison.groups import FIGURES, Comparison, Group
 from gptscale.results.comparison.memory_bars import state_gib, state_text, state_unit
-from gptscale.results.render import booktabs, markdown, table
+from gptscale.results.render import table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,14 +84,7 @@ def notes(comparison: Comparison) -> list[str]:
     if len(comparison.ranked) > 1 and (baseline := comparison.baseline) and baseline.recipe != "single":
         lines.append(f"speed-up: beside {baseline.name}, the first of this work, because there is no run of single")
     lines += _tiers(comparison.ranked)
-    lines += [
-        f"{group.name}: contended and not ranked, others took {group.median('taken_fraction'):.0%} of the machine"
-        for group in comparison.ranked
-        if group.contended
-    ]
-    lines += [f"{group.name}: {offload}" for group in comparison.ranked if (offload := _offload(group))]
-    lines += [f"{group.name}: {bubble}" for group in comparison.ranked if (bubble := _bubble(group))]
-    lines += [f"{group.name}: {planned}" for group in comparison.ranked if (planned := _planned(group))]
+    lines += [f"{group.name}: {cost}" for group in comparison.ranked for cost in _costs(group)]
     return lines + [f"{group.name}: {note}" for group in comparison.ranked + comparison.apart for note in group.notes]
 
 
@@ -107,33 +100,28 @@ def _tiers(ranked: Sequence[Group]) -> list[str]:
     return [f"tiers of speed (the spread of each reaches into that of the first of its tier): {told}"]
 
 
-def _offload(group: Group) -> str:
-    """Say what state off the device costs in time, or nothing if all is on the device. The row has its memory."""
+def _costs(group: Group) -> Iterator[str]:
+    """Yield what others, state off the device and idle stages cost a group in time, and what a plan had predicted of it."""
+    if group.contended:
+        yield f"contended and not ranked, others took {group.median('taken_fraction'):.0%} of the machine"
     waiting = group.median("offload_wait_fraction")
-    return "" if waiting is None else f"{waiting:.1%} of the step waiting for what is on the host or on disk"
-
-
-def _planned(group: Group) -> str:
-    """Say what a plan predicted beside what was measured, or nothing without a plan."""
-    pairs = (
+    if waiting is not None:
+        yield f"{waiting:.1%} of the step waiting for what is on the host or on disk"
+    idle, theory = group.median("bubble_fraction"), group.median("bubble_fraction_theory")
+    if idle is not None and theory is not None:
+        yield f"pipeline idle {idle:.1%} of the time, its schedule alone would be {theory:.1%}"
+    predictions = (
         ("step", "predicted_step_time_s", "step_time_s_median", 1e3, ",.1f", "ms"),
         ("peak memory", "predicted_peak_mem_gib", "peak_mem_allocated_gib", 1.0, ".2f", "GiB"),
     )
     parts = []
-    for what, predicted_column, measured_column, scale, form, unit in pairs:
+    for what, predicted_column, measured_column, scale, form, unit in predictions:
         predicted, measured = group.median(predicted_column), group.median(measured_column)
         if predicted and measured:
             figures = f"{predicted * scale:{form}} {unit} predicted, {measured * scale:{form}} measured"
             parts.append(f"{what} {figures} ({predicted / measured - 1:+.1%})")
-    return "; ".join(parts)
-
-
-def _bubble(group: Group) -> str:
-    """Say how much of its time a pipeline computed nothing, or nothing without stages."""
-    measured, theory = group.median("bubble_fraction"), group.median("bubble_fraction_theory")
-    if measured is None or theory is None:
-        return ""
-    return f"pipeline idle {measured:.1%} of the time, its schedule alone would be {theory:.1%}"
+    if parts:
+        yield "; ".join(parts)
 
 
 def show(comparison: Comparison, terminal: Console) -> None:
@@ -145,23 +133,15 @@ def show(comparison: Comparison, terminal: Console) -> None:
 
     rows, left_out = cells(comparison), []
     for title in SPARE:
-        if sum(_width(rows, title, wrapped=title in LEFT) + 1 for title in rows[0]) > terminal.width:
-            left_out += [title] if title in rows[0] else []
+        if title in rows[0] and sum(_width(rows, each) + 1 for each in rows[0]) > terminal.width:
+            left_out.append(title)
             rows = [{name: text for name, text in row.items() if name != title} for row in rows]
-    widths = {title: _width(rows, title, wrapped=title in LEFT) for title in rows[0]}
-    for title in LEFT:
-        spare = terminal.width - sum(width + 1 for width in widths.values())
-        if title in widths:
-            widths[title] = min(_width(rows, title), widths[title] + max(spare, 0))
-    printed = table(
-        list(rows[0]), left=LEFT, no_wrap=[title for title in rows[0] if title not in LEFT], padding=(0, 1, 0, 0)
-    )
-    for column, width in zip(printed.columns, widths.values(), strict=True):
-        column.width = width
+    figures = [title for title in rows[0] if title not in LEFT]
+    printed = table(list(rows[0]), left=LEFT, no_wrap=figures, padding=(0, 1, 0, 0))
+    for column, title in zip(printed.columns, rows[0], strict=True):
+        column.min_width = _width(rows, title)
     for i, row in enumerate(rows):
-        style = "" if "ok" in row["status"] else "red"
-        if i >= len(comparison.ranked):
-            style = "dim"
+        style = "dim" if i >= len(comparison.ranked) else "" if "ok" in row["status"] else "red"
         printed.add_row(*(Text(text) for text in row.values()), style=style)
     terminal.print(printed)
     said = notes(comparison)
@@ -171,20 +151,15 @@ def show(comparison: Comparison, terminal: Console) -> None:
         terminal.print(f"note: {note}", style="yellow", markup=False, highlight=False)
 
 
-def _width(rows: Sequence[dict[str, str]], title: str, *, wrapped: bool = False) -> int:
-    """Return the width that a column needs, 0 for one that is not there. wrapped: on lines of one word each."""
-    texts = [title, *(row[title] for row in rows)] if title in rows[0] else []
-    return max((len(part) for text in texts for part in (text.split() if wrapped else [text])), default=0)
+def _width(rows: Sequence[dict[str, str]], title: str) -> int:
+    """Return the width that a column needs, in which words may stand on lines of their own."""
+    texts = [title, *(row[title] for row in rows)]
+    return max(len(part) for text in texts for part in (text.split() if title in LEFT else [text]))
 
 
-def as_markdown(comparison: Comparison) -> str:
-    """Return the table as Markdown, with the notes below it."""
-    return markdown(cells(comparison), left=LEFT, notes=notes(comparison))
-
-
-def as_latex(comparison: Comparison) -> str:
-    """Return the table as LaTeX, with the notes as comments."""
-    return booktabs(cells(comparison), left=LEFT, notes=notes(comparison))
+def as_text(comparison: Comparison, form: Callable[..., str]) -> str:
+    """Return the table with its notes in a form of render.py: markdown or booktabs."""
+    return form(cells(comparison), left=LEFT, notes=notes(comparison))
 
 
 def as_csv(comparison: Comparison) -> bytes:

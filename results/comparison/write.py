@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from gptscale.common.errors import StorageError, visible
 from gptscale.results.comparison.groups import Comparison, compare
 from gptscale.results.comparison.read import DAMAGED, load
-from gptscale.results.comparison.tables import as_csv, as_latex, as_markdown, show
+from gptscale.results.comparison.tables import as_csv, as_text, show
 from gptscale.results.record.files import export
-from gptscale.results.render import PICTURES, console, picture_bytes
+from gptscale.results.render import PICTURES, booktabs, console, markdown, picture_bytes
 
 if TYPE_CHECKING:
     from gptscale.results.comparison.picture import Drawing
@@ -53,10 +53,8 @@ def write(comparison: Comparison, files: Mapping[str, Path], panel: str | None =
 def _content(kind: str, comparison: Comparison, drawing: Drawing | None, panel: str | None) -> bytes:
     if kind == "csv":
         return as_csv(comparison)
-    if kind == "md":
-        return as_markdown(comparison).encode()
-    if kind == "tex":
-        return as_latex(comparison).encode()
+    if kind in ("md", "tex"):
+        return as_text(comparison, markdown if kind == "md" else booktabs).encode()
     assert drawing is not None
     if kind == "html":
         from gptscale.results.comparison.page import page

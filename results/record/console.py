@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from gptscale.common.measure.speed import Speed
+from gptscale.common.measure.speed import Figures
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -17,10 +17,7 @@ LOG_EVERY = 10
 
 
 class Bar:
-    """A progress bar on a terminal, with lines above it.
-
-    In a log file there are only the lines.
-    """
+    """A progress bar on a terminal, with lines above it. In a log file there are only the lines."""
 
     def __init__(self, name: str, steps: int) -> None:
         self._progress = _progress_on_a_terminal()
@@ -28,12 +25,7 @@ class Bar:
             self._task = self._progress.add_task(name, total=steps)
             self._progress.start()
 
-    @property
-    def on_terminal(self) -> bool:
-        return self._progress is not None
-
     def step(self, step: int) -> None:
-        """Move the bar to `step`."""
         if self._progress:
             self._progress.update(self._task, completed=step)
 
@@ -45,30 +37,29 @@ class Bar:
             print(line, flush=True)
 
     def close(self) -> None:
-        """Take the bar away."""
         if self._progress:
             self._progress.stop()
 
 
-class StepLines:
-    """A line for each step of a GPT's training, with its speed and the time that is left.
+class StepLines(Bar):
+    """The bar of a GPT's training, with a line above it for each step: its speed and the time that is left.
 
     In a log file there is a line for the first step, the last, and every LOG_EVERY-th between.
     second_step: the speed if a step took one second. All rates are that speed over the step's time.
     """
 
-    def __init__(self, name: str, steps: int, tokens_per_step: int, second_step: Speed) -> None:
+    def __init__(self, name: str, steps: int, tokens_per_step: int, second_step: Figures) -> None:
+        super().__init__(name, steps)
         self._steps, self._tokens_per_step = steps, tokens_per_step
         fp8 = "fp8_tflops_per_device" in second_step
         self._kind, self._share = ("fp8 ", "mixed peak") if fp8 else ("", "MFU")
         self._tflops = second_step["fp8_tflops_per_device" if fp8 else "tflops_per_device"] or 0.0
         self._utilisation = second_step["fp8_mixed_utilisation" if fp8 else "mfu"]
-        self._bar = Bar(name, steps)
         self._has_said = False
 
-    def step(self, step: int, loss: float, step_time_s: float, peak_gib: float) -> None:
+    def say_step(self, step: int, loss: float, step_time_s: float, peak_gib: float) -> None:
         """Print how a step went, and when the last will be done."""
-        if self._has_said and not self._bar.on_terminal and step % LOG_EVERY and step != self._steps:
+        if self._has_said and not self._progress and step % LOG_EVERY and step != self._steps:
             return
         self._has_said = True
         left_s = int((self._steps - step) * step_time_s)
@@ -79,15 +70,7 @@ class StepLines:
             f"{self._kind}{self._tflops / step_time_s:.3f} TFLOP/s  {self._share} {share}  "
             f"ETA {left_s // 3600}:{left_s // 60 % 60:02d}:{left_s % 60:02d}"
         )
-        self._bar.step(step)
-
-    def say(self, line: str) -> None:
-        """Print one line, above the bar if there is one."""
-        self._bar.say(line)
-
-    def close(self) -> None:
-        """Take the bar away."""
-        self._bar.close()
+        self.step(step)
 
 
 def _progress_on_a_terminal() -> Progress | None:

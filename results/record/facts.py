@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
 import os
 import platform
 import subprocess
@@ -15,37 +13,26 @@ from typing import Any
 import torch
 
 from gptscale.common.measure.devices import device_name, driver_version
-from gptscale.common.measure.live_state import LiveState, most
-from gptscale.common.measure.speed import Memory
+from gptscale.common.measure.live_state import LiveState
+from gptscale.common.measure.speed import Figures
+from gptscale.common.process.environments import installed
 from gptscale.results.record.files import host_name
 
 
-def highest(memories: Sequence[Memory]) -> dict[str, float | None]:
-    """Return the maximum over ranks of each kind of memory in GiB, None where the device does not count that kind."""
-    result: dict[str, float | None] = {}
-    for kind in ("mem_allocated_gib", "mem_reserved_gib", "rss_gib"):
-        values = [getattr(memory, kind.removeprefix("mem_")) for memory in memories]
-        result[f"peak_{kind}"] = max((value for value in values if value is not None), default=None)
-    return result
+def highest(ranks: Sequence[Figures]) -> Figures:
+    """Return the maximum over ranks of each figure, None where no rank has it."""
+    return {name: max((x for rank in ranks if (x := rank[name]) is not None), default=None) for name in ranks[0]}
 
 
 def state_columns(states: Sequence[LiveState | None], formula: tuple[str, float] | None) -> dict[str, Any]:
     """Return the columns on the state of the rank that holds the most, beside its recipe's formula."""
     columns: dict[str, Any] = {}
     if measured := [state for state in states if state is not None]:
-        columns = {f"state_{place}_gib": nbytes / 2**30 for place, nbytes in asdict(most(measured)).items()}
+        fullest = max(measured, key=lambda state: state.total)
+        columns = {f"state_{place}_gib": nbytes / 2**30 for place, nbytes in asdict(fullest).items()}
     if formula:
         columns |= {"state_formula": formula[0], "state_formula_gib": formula[1] / 2**30}
     return columns
-
-
-@functools.cache
-def version(distribution: str) -> str | None:
-    """Return the version of an installed distribution, None if it is not installed."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def node_facts(device: torch.device) -> dict[str, Any]:
@@ -55,7 +42,7 @@ def node_facts(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None
         facts |= {"gpus": torch.cuda.device_count(), "driver": driver_version(), "nccl": nccl}
-    return facts | {name: version(name) for name in ("gptscale", "torch")}
+    return facts | {name: installed(name) for name in ("gptscale", "torch")}
 
 
 def nodes_of(facts_of_ranks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

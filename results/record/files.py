@@ -44,15 +44,14 @@ def append_row(table: RunTable, out: Path, row: Mapping[str, Any]) -> Path:
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Keep other processes off a file that many runs share, or raise StorageError, as for what its disk does not do."""
-    try:
+    with storage_errors(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock", timeout=LOCK_WAIT_S, mode=0o600, poll_interval=0.01):
-            yield
-    except Timeout:
-        what, fix = f"{path} stayed locked for {LOCK_WAIT_S:.0f} s", "end the process that holds it"
-        raise StorageError(what, "in --out", fix) from None
-    except OSError as error:
-        raise as_storage_error(error, path) from None
+        try:
+            with FileLock(f"{path}.lock", timeout=LOCK_WAIT_S, mode=0o600, poll_interval=0.01):
+                yield
+        except Timeout:
+            what, fix = f"{path} stayed locked for {LOCK_WAIT_S:.0f} s", "end the process that holds it"
+            raise StorageError(what, "in --out", fix) from None
 
 
 def _extend(table: RunTable, path: Path) -> None:
@@ -81,13 +80,11 @@ def export(path: Path, data: bytes) -> None:
 
     A pipe or a device takes the bytes itself. Raises StorageError if it cannot be written.
     """
-    try:
+    with storage_errors(path):
         if path.exists() and not path.is_file():
             path.write_bytes(data)
         else:
             replace_file(path.resolve(), data, 0o666)
-    except OSError as error:
-        raise as_storage_error(error, path) from None
 
 
 def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
@@ -96,13 +93,11 @@ def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
     mode: its rights, of which umask takes some away. Raises StorageError if the disk is full or fails.
     """
     temporary = path.with_name(f".{path.name}.tmp")
-    try:
+    with storage_errors(path):
         with opened(temporary, os.O_WRONLY | os.O_TRUNC, mode) as descriptor:
             append(descriptor, data, path)
             sync(descriptor, path)
         os.replace(temporary, path)
-    except OSError as error:
-        raise as_storage_error(error, path) from None
 
 
 def host_name() -> str:
@@ -160,15 +155,18 @@ def append(descriptor: int, data: bytes | bytearray, path: Path) -> None:
 
 def sync(descriptor: int, path: Path) -> None:
     """Wait until the disk has the file, or raise StorageError if the disk does not take it."""
-    try:
+    with storage_errors(path):
         os.fsync(descriptor)
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Raise what the operating system says inside as a StorageError that names the file."""
+    try:
+        yield
     except OSError as error:
-        raise as_storage_error(error, path) from None
-
-
-def as_storage_error(error: OSError, path: Path) -> StorageError:
-    """Return what the operating system says about a file as an error that names the file."""
-    return StorageError(error.strerror or str(error), f"in {path}", "free space or choose another place")
+        what = error.strerror or str(error)
+        raise StorageError(what, f"in {path}", "free space or choose another place") from None
 
 
 def cut_torn_line(descriptor: int, path: Path) -> None:

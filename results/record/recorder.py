@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -20,14 +19,14 @@ from torch import Tensor
 from gptscale.common.engine import StepResult
 from gptscale.common.errors import NumericError
 from gptscale.common.measure.contention import MachineClock, MachineTime
-from gptscale.common.measure.devices import device_name, peak_tflops
+from gptscale.common.measure.devices import device_name
 from gptscale.common.measure.slow_ranks import SlowRanks
-from gptscale.common.measure.speed import Speed, peak_memory, reset_peak_memory, speed, synchronize
+from gptscale.common.measure.speed import Figures, peak_memory, reset_peak_memory, speed, synchronize
 from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.common.process.progress import progress
 from gptscale.common.settings.run import Run
 from gptscale.results.record.board import Board
-from gptscale.results.record.console import StepLines
+from gptscale.results.record.console import Bar, StepLines
 from gptscale.results.record.files import warn
 from gptscale.results.record.spike_log import SpikeLog
 from gptscale.results.record.step_log import StepLog, close_logs, totals
@@ -124,7 +123,7 @@ class Recorder:
         self._log: StepLog | None = None
         self._evals: StepLog | None = None
         self._boards: list[Board | WandbBoard] = []
-        self._console: StepLines | None = None
+        self._console: Bar | None = None
 
     def __enter__(self) -> Self:
         config, steps = self.run.config, self.folder / "steps.csv"
@@ -135,9 +134,8 @@ class Recorder:
                 self._evals = StepLog(self.folder / "eval.csv", ("step", "loss"), after_step=self.start_step)
                 self.eval_loss = totals(self._evals.path)[1]
             self._begin_boards()
-            self._console = StepLines(
-                self.run.recipe, config.steps, self.run.tokens_per_step, self._speed([1.0], [0.0])
-            )
+            second_step = speed(self.run, self.device, [1.0], [0.0])
+            self._console = StepLines(self.run.recipe, config.steps, self.run.tokens_per_step, second_step)
         reset_peak_memory(self.run.world.device)
         warm_up = self.start_step + self.run.config.timing_warmup_steps
         self.slow_ranks = SlowRanks(self.start_step, warm_up)
@@ -145,9 +143,7 @@ class Recorder:
         self._watch_machine()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         try:
             if kind is None:
                 self._read_window()
@@ -172,7 +168,6 @@ class Recorder:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Time the wait for a batch."""
         progress.at("data")
         progress.step = self.last_step + 1
         began = self.clock()
@@ -228,23 +223,8 @@ class Recorder:
         self.sync()
         return not any(log and log.holds_rows for log in (self._log, self._evals))
 
-    def speed(self) -> Speed:
-        """Return the speed columns over the timed steps."""
-        return self._speed(self.step_times_s, self.data_waits_s)
-
-    def _speed(self, step_times_s: Sequence[float], data_waits_s: Sequence[float]) -> Speed:
-        return speed(
-            step_times_s,
-            data_waits_s,
-            tokens_per_step=self.run.tokens_per_step,
-            world_size=self.run.world.world_size,
-            gpt=self.run.gpt,
-            seq_len=self.run.seq_len,
-            activation_checkpointing=self.run.config.activation_checkpointing,
-            peak_tflops=peak_tflops(self.device, self.run.config.precision),
-            precision=self.run.config.precision,
-            bf16_peak_tflops=peak_tflops(self.device, "bf16"),
-        )
+    def speed(self) -> Figures:
+        return speed(self.run, self.device, self.step_times_s, self.data_waits_s)
 
     def _read_window(self) -> None:
         """Wait for the device once, by one copy for all pending steps, then write them."""
@@ -258,8 +238,8 @@ class Recorder:
             values = torch.stack(rows).tolist()
             synchronize(self.run.world.device)
         step_time_s = self._watch.lap() / len(self._pending)
-        memory = peak_memory(self.run.world.device)
-        peak_gib = memory.rss_gib if memory.allocated_gib is None else memory.allocated_gib
+        peaks = peak_memory(self.run.world.device)
+        peak_gib = peaks["peak_mem_allocated_gib"] or peaks["peak_rss_gib"] or 0.0
         window, self._pending = self._pending, []
         for pending, (loss, grad_norm, *rank_losses) in zip(window, values, strict=True):
             self._note(pending, loss, step_time_s)
@@ -308,8 +288,8 @@ class Recorder:
             scalars = {f"train/{name}": value for name, value in (figures | rates).items()}
             for board in self._boards:
                 board.scalars(step, scalars)
-        if self._console:
-            self._console.step(step, loss, step_time_s, peak_gib)
+        if isinstance(self._console, StepLines):
+            self._console.say_step(step, loss, step_time_s, peak_gib)
 
     def _check(self, step: int, loss: float, grad_norm: float, rank_losses: list[float]) -> None:
         """Raise NumericError for a NaN or infinite loss or gradient norm.

@@ -20,15 +20,7 @@ from gptscale.common.process.begin import Output
 from gptscale.common.settings.checks import RUN_WORDS
 from gptscale.common.settings.user_file import read_bytes
 from gptscale.results.columns import RunTable, cell, csv_line
-from gptscale.results.record.files import (
-    append_row,
-    as_storage_error,
-    host_name,
-    opened,
-    replace_file,
-    warn,
-    write_json,
-)
+from gptscale.results.record.files import append_row, host_name, opened, replace_file, storage_errors, warn, write_json
 
 # The environment variable by which our launcher names one start of a run. It tells what this start wrote from what an earlier
 # start, or another run of that name, wrote.
@@ -46,14 +38,12 @@ def run_directory(out: Path, run_id: str, *, resumes: bool = False) -> Iterator[
     keeps its lock until its last thread has ended. Raises StorageError for a symbolic link: private files must not be elsewhere.
     """
     folder = out / "runs" / run_id
-    try:
+    with storage_errors(folder):
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
         for each in (folder.parent, folder):
             each.mkdir(mode=0o700, exist_ok=True)
             if each.is_symlink():
                 raise StorageError(f"{each} is a symbolic link", "in --out", "remove it or choose another folder")
-    except OSError as error:
-        raise as_storage_error(error, folder) from None
     with opened(folder / ".lock") as descriptor:
         # A thread of a killed process may still wait for a busy disk. It gets three seconds.
         for _ in range(30):
@@ -167,18 +157,16 @@ def check_results_folder(out: Path, run_name: str | None, table: RunTable, *, re
     rows = out / table.file
     if rows.exists() and not rows.is_file():
         raise ConfigError(f"{rows} is no file", "in --out", "remove it, or choose another folder")
-    if rows.exists() and (fault := table.fault(_first_line(rows))):
-        raise ConfigError(f"{rows} {fault}", "in --out", "point --out to another folder, or move the file")
+    if rows.exists():
+        with rows.open("rb") as file:
+            fault = table.fault(file.readline(HEADER_BYTES_MAX))
+        if fault:
+            raise ConfigError(f"{rows} {fault}", "in --out", "point --out to another folder, or move the file")
     if run_name and not resumes and (out / "runs" / run_name).exists():
         raise ConfigError(f"run {run_name} exists already", f"in {out}", "add --resume or choose another --run-name")
     if run_name and (checkpoints := out / "runs" / run_name / "checkpoints").is_symlink():
         what = f"{checkpoints} is a symbolic link"
         raise ConfigError(what, "in --run-name", "replace it by a folder, or choose another")
-
-
-def _first_line(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.readline(HEADER_BYTES_MAX)
 
 
 def resume_folder(out: Path, run_name: str | None, resume: str | None) -> Path | None:

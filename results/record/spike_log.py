@@ -68,6 +68,5 @@ class SpikeLog:
             return len([row for row in csv.DictReader(file) if row["skipped"] == "true"])
 
     def close(self) -> None:
-        """Put the rows on disk and close."""
         if self._log:
             self._log.close()

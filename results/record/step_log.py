@@ -42,8 +42,7 @@ class StepLog:
         """Move rows beyond `after_step` and damaged lines to the other file, where they are safe before they leave this one."""
         with opened(self.path) as descriptor:
             cut_torn_line(descriptor, self.path)
-            with os.fdopen(os.dup(descriptor), "rb") as file:
-                file.seek(0)
+            with open(descriptor, "rb", closefd=False) as file:
                 lines = file.read().splitlines(keepends=True)
         header = csv_line(self.columns)
         first = lines[0] if lines else header
@@ -53,12 +52,10 @@ class StepLog:
             warn(f"{self.path} was saved by a spreadsheet, and is written again as it was")
         if first != header and b"\0" not in first and first.strip():
             raise StorageError(f"{self.path} has other columns", "in the run's folder", "choose another --run-name")
-        steps = [_step_of(line, len(self.columns)) for line in lines[1:]]
-        damaged = [number for number, step in enumerate(steps, start=2) if step is None]
-        good_lines = [
-            line for line, step in zip(lines[1:], steps, strict=True) if step is not None and step <= after_step
-        ]
-        beyond = [line for line, step in zip(lines[1:], steps, strict=True) if step is None or step > after_step]
+        rows = [(line, _step_of(line, len(self.columns))) for line in lines[1:]]
+        damaged = [number for number, (_, step) in enumerate(rows, start=2) if step is None]
+        good_lines = [line for line, step in rows if step is not None and step <= after_step]
+        beyond = [line for line, step in rows if step is None or step > after_step]
         if first != header:
             damaged, beyond = [1, *damaged], [first, *beyond]
         if not beyond:
@@ -80,7 +77,6 @@ class StepLog:
         return bool(self._pending)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Buffer one row."""
         self._pending += csv_line(cell(row[column]) for column in self.columns)
 
     def flush(self) -> None:
@@ -102,7 +98,6 @@ class StepLog:
         sync(self._descriptor, self.path)
 
     def close(self) -> None:
-        """Put the rows on disk and close."""
         try:
             self._write()
             sync(self._descriptor, self.path)

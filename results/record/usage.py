@@ -52,7 +52,7 @@ class UsageSampler:
         self.interval_s = interval_s
         readers = {"avg_mem_gib": memory_reader(device), **nvml_readers([device, *others])}
         self._readers = {name: read for name, read in readers.items() if columns is None or name in columns}
-        self._sums: dict[str, tuple[float, int]] = dict.fromkeys(self._readers, (0.0, 0))
+        self._samples: dict[str, list[float]] = {name: [] for name in self._readers}
         self._of_process: Usage = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sampler", daemon=True)
@@ -77,18 +77,15 @@ class UsageSampler:
     def _sample(self) -> None:
         for name, read in list(self._readers.items()):
             try:
-                value = read()
+                self._samples[name].append(read())
             # Not every GPU reports everything, for example its power.
             except pynvml.NVMLError as error:
                 warn(f"{name} is not sampled any more (NVML: {error})")
                 del self._readers[name]
-                continue
-            total, n = self._sums[name]
-            self._sums[name] = (total + value, n + 1)
 
     def usage(self) -> Usage:
         """Return the means so far, of figures that were reported."""
-        return {name: total / n for name, (total, n) in self._sums.items() if n} | self._of_process
+        return {name: fmean(samples) for name, samples in self._samples.items() if samples} | self._of_process
 
 
 def memory_reader(device: torch.device) -> Reader:

@@ -48,7 +48,6 @@ class WandbBoard:
         print(f"Weights & Biases: {where}", flush=True)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Log the values, by tag."""
         try:
             if self._run is not None:
                 self._run.log(dict(values), step=step)

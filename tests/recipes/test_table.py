@@ -70,7 +70,7 @@ def test_by_hand_a_preset_row_starts_by_its_name():
 
 
 def test_a_torch_that_is_too_old_is_named(monkeypatch):
-    monkeypatch.setattr("gptscale.recipes.version", lambda distribution: "2.6.0+cpu")
+    monkeypatch.setattr("gptscale.recipes.installed", lambda distribution: "2.6.0+cpu")
     get("ddp").check_installed()
     with pytest.raises(ConfigError, match=r"fsdp needs torch>=2\.7, not 2\.6\.0"):
         get("fsdp_offload").load()

@@ -11,6 +11,7 @@ import random
 import time
 
 import pytest
+from compared_runs import add_run
 from damage import damaged, memory
 from rich.console import Console
 
@@ -20,10 +21,9 @@ from gptscale.results.comparison.groups import compare
 from gptscale.results.comparison.page import page
 from gptscale.results.comparison.picture import Drawing, steps_of
 from gptscale.results.comparison.read import load
-from gptscale.results.comparison.tables import as_csv, as_markdown, show
-from gptscale.results.record.files import append_row, write_json
+from gptscale.results.comparison.tables import as_csv, as_text, show
 from gptscale.results.record.step_log import StepLog, totals
-from gptscale.results.render import picture_bytes
+from gptscale.results.render import markdown, picture_bytes
 
 N_FILES = int(os.environ.get("GPTSCALE_FUZZ", "60"))
 FIRST = int(os.environ.get("GPTSCALE_FUZZ_FROM", "0"))
@@ -53,25 +53,10 @@ def harmed(rng, data):
 
 def made(out):
     """Leave three runs, and return the files to damage."""
-    files = [out / "summary.csv"]
-    for n, recipe in enumerate(("single", "ddp", "fsdp")):
-        row = dict.fromkeys(SUMMARY.names, 1.0) | dict.fromkeys(("model", "data", "device", "host"), "tiny")
-        row |= {"schema_version": 4, "run_id": f"{recipe}-1", "status": "ok", "error": "", "recipe": recipe}
-        row |= {"timestamp": "2026-01-01", "workload_hash": "abcd" if n < 2 else "ef01", "world_size": n + 1}
-        append_row(SUMMARY, out, row)
-        folder = out / "runs" / f"{recipe}-1"
-        folder.mkdir(parents=True)
-        facts = {"python": "3.11", "device": "cpu", "packages": {"torch": "2.11"}}
-        write_json(
-            folder / "run.json",
-            {"workload": {"steps": n}, "recipe_config": {"stage": 2}, "command": ["gptscale"], "environment": facts},
-        )
-        log = StepLog(folder / "steps.csv")
-        for step in range(1, 21):
-            log.append(dict.fromkeys(STEP_COLUMNS, 0.25) | {"step": step})
-        log.close()
-        files += [folder / "run.json", folder / "steps.csv"]
-    return files
+    figures = dict.fromkeys(SUMMARY.of_type(float), 1.0)
+    works = {"single": {}, "ddp": {}, "fsdp": {"steps": 30}}
+    names = [add_run(out, recipe, work=work, **figures) for recipe, work in works.items()]
+    return [out / "summary.csv", *(out / "runs" / name / file for name in names for file in ("run.json", "steps.csv"))]
 
 
 def compare_all(out, *, draw):
@@ -82,7 +67,7 @@ def compare_all(out, *, draw):
         picture_bytes(Drawing(comparison).figure())
     printed = io.StringIO()
     show(comparison, Console(width=100, file=printed, force_terminal=False))
-    texts = [printed.getvalue(), as_csv(comparison).decode(), as_markdown(comparison), page(comparison, {})]
+    texts = [printed.getvalue(), as_csv(comparison).decode(), as_text(comparison, markdown), page(comparison, {})]
     assert all(c.isprintable() or c == "\n" for text in texts for c in text)
     assert "<script>" not in texts[2] + texts[3]
 

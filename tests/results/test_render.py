@@ -55,7 +55,7 @@ def test_a_cell_of_latex_is_printed_as_it_is():
         r"\toprule",
         r"way & share \\",
         r"\midrule",
-        r"a\_b \& c\textbackslash{}d & 5 \% \\",
+        r"a\_b \& c\textbackslash d & 5 \% \\",
         r"\bottomrule",
         r"\end{tabular}",
     ]

@@ -8,8 +8,9 @@ from made_traces import HEALTHY, Part, trace
 
 from gptscale.common.measure import evidence
 from gptscale.common.measure.contention import MachineTime
-from gptscale.common.measure.evidence import RankEvidence, evidence_of, notes, right_threads
+from gptscale.common.measure.evidence import RankEvidence, evidence_of, notes
 from gptscale.common.measure.step_trace import STEPS
+from gptscale.common.process.begin import right_threads
 from gptscale.common.process.progress import progress
 
 CPU = torch.device("cpu")

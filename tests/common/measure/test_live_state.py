@@ -12,7 +12,6 @@ from gptscale.common.measure.live_state import (
     attributes_named,
     held_by_torch,
     live_state,
-    most,
     tensors_in,
 )
 
@@ -42,11 +41,6 @@ def test_what_the_strategy_keeps_on_the_host_is_apart_on_a_cpu_too():
 def test_a_tensor_that_is_not_on_the_runs_device_is_on_the_host():
     tensors = [StateTensor("weights", torch.zeros(2)), StateTensor("optimizer", torch.zeros(3))]
     assert live_state(tensors, torch.device("cuda", 0)) == LiveState(host=20)
-
-
-def test_the_rank_with_most_bytes():
-    states = [LiveState(weights=5), LiveState(weights=1, disk=9), LiveState(gradients=8)]
-    assert most(states) == states[1]
 
 
 def test_adamw_of_torch_has_its_step_too():

@@ -119,6 +119,7 @@ def test_every_choice_of_the_option_has_its_kernel():
     [
         ({"attention": "flash"}, CPU, None, "flash attention needs a CUDA device, in --attention, use auto or math"),
         ({"attention": "efficient"}, CPU, None, "efficient attention needs a CUDA device"),
+        ({"attention": "efficient", "model": "llama-tiny"}, CUDA, None, "efficient attention shares no keys between heads"),
         ({"attention": "cudnn"}, CUDA, (9, 0), "cudnn attention computes in 16 bits"),
         ({"attention": "flash", "precision": "fp16"}, CUDA, (7, 5), r"flash attention needs Ampere \(8.0\) or newer, not 7.5"),
         ({"attention": "flash3", "precision": "bf16"}, CUDA, (10, 0), r"flash3 attention needs Hopper \(9.0\), not 10.0"),

@@ -20,7 +20,7 @@ from gptscale.common.model.float8 import E4M3, E5M2, Float8Linear, Float8Product
 from gptscale.common.model.gpt import GPT, Block
 from gptscale.common.model.precision import DTYPES, LossScale, emulation
 from gptscale.common.process.world import World
-from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
+from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.preflight import preflight
 from gptscale.recipes.single import SingleConfig, build
@@ -295,20 +295,11 @@ def test_a_run_on_a_cpu_computes_the_rest_in_bf16_and_says_it_emulates():
     assert "no time of this run says anything of fp8" in line
 
 
-BIG = PRESETS["1.6b"]
-
-
-def measured(precision, tokens_per_step=1000, peak=1979.0, bf16_peak=989.5):
-    shape = {"world_size": 1, "gpt": BIG, "seq_len": 1024, "activation_checkpointing": "none"}
-    peaks = {"peak_tflops": peak, "precision": precision, "bf16_peak_tflops": bf16_peak}
-    return speed([1.0], [0.0], tokens_per_step=tokens_per_step, **shape, **peaks)
-
-
 def test_what_is_said_of_fp8_is_no_mfu():
-    second = measured("fp8", tokens_per_step=50_000)
+    second = speed(planned("fp8").run, "NVIDIA H100", [1.0], [0.0])
     said = StringIO()
     with redirect_stdout(said):
-        StepLines("single", 2, 50_000, second).step(1, 2.0, 1.0, 3.0)
+        StepLines("single", 2, 50_000, second).say_step(1, 2.0, 1.0, 3.0)
         row = {"recipe": "single", "status": "ok", "precision": "fp8", **second}
         print_summary(row, Path("out/summary.csv"), Path("out/runs/x"))
     text = said.getvalue()

@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from gptscale.common.engines.tensor_parallel import check_tp
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.flops import hardware_flops_per_token, model_flops_per_token
-from gptscale.common.model.attention import check_attention
 from gptscale.common.model.build import apply_activation_checkpointing
 from gptscale.common.model.hf_weights import from_hf, to_hf
 from gptscale.common.settings.families import FAMILIES, MODELS, model_class, preset
@@ -105,8 +104,3 @@ def test_tensor_ranks_that_do_not_divide_heads_of_keys_are_refused():
     run = SimpleNamespace(tp_size=4, seq_len=128, gpt=preset("llama-tiny"))
     with pytest.raises(ConfigError, match=r"n_kv_head 2 is not divisible by tp_size 4, .*use one of \[1, 2\]"):
         check_tp(run)
-
-
-def test_a_kernel_that_shares_no_keys_is_refused():
-    with pytest.raises(ConfigError, match="efficient attention shares no keys between heads"):
-        check_attention(RunConfig(model="llama-tiny", attention="efficient"), torch.device("cuda"))

@@ -410,8 +410,8 @@ def test_dry_run_creates_nothing(capsys, folder):
 )
 def test_an_engine_at_a_version_that_is_not_known_to_work(recipe, version, works, monkeypatch, refused):
     engine = get(recipe).engine
-    installed = gptscale.recipes.version
-    monkeypatch.setattr(gptscale.recipes, "version", lambda name: version if name == engine else installed(name))
+    installed = gptscale.recipes.installed
+    monkeypatch.setattr(gptscale.recipes, "installed", lambda name: version if name == engine else installed(name))
     said = refused(["run", recipe])
     assert f"{engine} {version} is installed, this recipe is known to work with {works}" in said
     assert f"pip install '{engine}{works}" in said

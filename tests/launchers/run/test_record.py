@@ -5,12 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from gptscale.common.measure.bubble import Bubble
 from gptscale.common.measure.live_state import LiveState, Offload
-from gptscale.common.measure.speed import Memory, speed
+from gptscale.common.measure.speed import peak_memory, speed
 from gptscale.common.settings import plan_file
-from gptscale.common.settings.gpt_config import PRESETS
 from gptscale.foresight.verdict.verdict import Verdict
 from gptscale.launchers.run.record import OF_LOSS, RunRecord, bubble_figures, new_run_id, offload_figures
 from gptscale.results.columns import SUMMARY
@@ -77,8 +77,7 @@ def test_each_part_of_a_run_fills_the_columns_of_its_name(plan, monkeypatch):
     slow, spikes = SimpleNamespace(rank=1, ratio=2.0), SimpleNamespace(skipped=lambda: 0)
     measured = {}
     for precision in ("fp32", "fp8"):
-        shape = {"gpt": PRESETS["tiny"], "seq_len": 8, "activation_checkpointing": "none", "peak_tflops": 1.0}
-        measured |= speed([1.0], [0.0], tokens_per_step=8, world_size=1, precision=precision, **shape)
+        measured |= speed(plan("--precision", precision).run, "cpu", [1.0], [0.0])
     steps = SimpleNamespace(
         **dict.fromkeys(OF_LOSS, 1.0),
         speed=lambda: measured,
@@ -98,7 +97,7 @@ def test_each_part_of_a_run_fills_the_columns_of_its_name(plan, monkeypatch):
         "offload": offload_figures([Offload(cpu_bytes=GIB)], RECORDER),
         "bubble": bubble_figures([Bubble(0.5, (1.0,), (2.0,))], RECORDER),
         "state": state_columns([LiveState()], ("16 N", GIB)),
-        "memory": highest([Memory(1.0, 1.0, 1.0)]),
+        "memory": highest([peak_memory(torch.device("cpu"))]),
         "verdict": verdict.columns(),
     }
     for source, row in made.items():

@@ -8,7 +8,7 @@ import pytest
 
 from gptscale.common.errors import ConfigError
 from gptscale.launchers.cli import main
-from gptscale.launchers.run import lost_row
+from gptscale.launchers.run import after_ranks
 from gptscale.launchers.run.submission import split_sbatch
 
 RUN = ["--data", "synthetic", "--run-name", "mine"]
@@ -144,20 +144,20 @@ def test_a_killed_rank_0_gets_its_row_once(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     monkeypatch.setenv("GPTSCALE_START", "7.1")
     (folder / "run.json").write_text(json.dumps({"start": "7.0", "identity": {"run_id": "r"}}))
-    assert lost_row.main(folder, 137) == 1
+    assert after_ranks.main(folder, 137) == 1
     assert not (tmp_path / "summary.csv").exists()
     (folder / "run.json").write_text(json.dumps({"start": "7.1", "identity": {"run_id": "r"}}))
-    assert lost_row.main(folder, 137) == 1
+    assert after_ranks.main(folder, 137) == 1
     assert (
         ",r,,failed,ended with status 137 before it could leave its own row," in (tmp_path / "summary.csv").read_text()
     )
     (folder / "status.json").write_text(json.dumps({"start": "7.1"}))
-    assert lost_row.main(folder, 137) == 1
+    assert after_ranks.main(folder, 137) == 1
     assert (tmp_path / "summary.csv").read_text().count("failed") == 1
     # All steps were done, and the job is not to go back into the queue.
     row = {"run_id": "r", "status": "ok", "error": ""}
     (folder / "status.json").write_text(json.dumps({"start": "7.1", "status": "ok", "step": 4, "row": row}))
-    assert lost_row.main(folder, 137) == 0
+    assert after_ranks.main(folder, 137) == 0
     assert (tmp_path / "summary.csv").read_text().count(",r,,ok,") == 1
 
 

@@ -14,62 +14,25 @@ from itertools import chain
 import matplotlib.image
 import pandas as pd
 import pytest
+from compared_runs import WORK, add_run, hash_of
 from matplotlib.axes import Axes
 from rich.console import Console
 
 from gptscale.common.errors import StorageError
-from gptscale.common.settings.run import todays_workload, workload_hash
 from gptscale.launchers.cli import main
-from gptscale.results.columns import STEP_COLUMNS, SUMMARY
+from gptscale.results.columns import SUMMARY
 from gptscale.results.comparison import picture, write
 from gptscale.results.comparison.groups import Group, compare
 from gptscale.results.comparison.memory_bars import draw_memory
 from gptscale.results.comparison.picture import Drawing, thinned
 from gptscale.results.comparison.read import load
 from gptscale.results.comparison.run_files import DamagedFileError, clip, run_file, whole_lines
-from gptscale.results.comparison.tables import as_csv, as_markdown, cells, notes, show
+from gptscale.results.comparison.tables import as_csv, as_text, cells, notes, show
 from gptscale.results.comparison.write import write_comparison
-from gptscale.results.record.files import append_row, write_json
-from gptscale.results.record.step_log import StepLog
-from gptscale.results.render import picture_bytes, subplots
+from gptscale.results.record.files import write_json
+from gptscale.results.render import markdown, picture_bytes, subplots
 
-WORK = {"model": "tiny", "steps": 20, "lr": 5e-4, "data_fingerprint": "aaaa"}
 TIERS = "tiers of speed (the spread of each reaches into that of the first of its tier)"
-
-
-def hash_of(work):
-    return workload_hash(todays_workload(work, {}))
-
-
-ROW = {"status": "ok", "engine": "torch", "engine_version": "2.11.0", "torch_version": "2.11.0", "n_params": 842_624}
-ROW |= {"seq_len": 128, "vocab_size": 257, "precision": "fp32", "tp_size": 1, "pp_size": 1, "micro_batch_size": 4}
-ROW |= {"grad_accum_steps": 1, "global_batch_size": 8, "activation_checkpointing": "none", "compile": False}
-ROW |= {"offload": "none", "data": "stdlib", "seed": 1234, "device": "cpu: somebody's"}
-
-
-def add_run(out, recipe, tokens_per_s=1000.0, *, repeat=0, jitter=0.01, ran=True, steps=True, **changes):
-    """Add a run's row and its folder, as the launcher leaves them. `work` changes what it trained."""
-    run_id = changes.pop("run_id", f"{recipe}-{len(list(out.glob('runs/*')))}-{repeat}")
-    work = WORK | changes.pop("work", {})
-    n, step_s = changes.get("world_size", 1 if recipe == "single" else 2), 1024 / tokens_per_s
-    measured = {"loss_first": 5.5, "loss_last": 3.0, "peak_rss_gib": 0.7, "step_time_s_median": step_s}
-    measured |= {"step_time_s_p10": step_s * (1 - jitter), "step_time_s_p90": step_s * (1 + jitter)}
-    measured |= {"tokens_per_s": tokens_per_s, "tokens_per_s_per_device": tokens_per_s / n}
-    row = ROW | {"run_id": run_id, "timestamp": f"2026-01-01T00:00:{repeat:02d}Z", "recipe": recipe}
-    row |= {"model": work["model"], "steps": work["steps"], "workload_hash": hash_of(work)}
-    row |= {"world_size": n, "dp_size": n}
-    append_row(SUMMARY, out, row | (measured if ran else {}) | changes)
-    folder = out / "runs" / run_id
-    folder.mkdir(parents=True, exist_ok=True)
-    environment = {"python": "3.11.7", "device": row["device"], "packages": {"torch": "2.11.0"}}
-    start = {"workload": work, "command": ["gptscale", "run", recipe], "environment": environment}
-    write_json(folder / "run.json", start)
-    if ran and steps:
-        log = StepLog(folder / "steps.csv")
-        for step in range(1, 21):
-            log.append({**dict.fromkeys(STEP_COLUMNS, 0.1), "step": step, "loss": 3 + 5 / step})
-        log.close()
-    return run_id
 
 
 def add_failure(out, recipe, status="oom", error="out of memory (2 GiB)", **changes):
@@ -247,7 +210,7 @@ def test_verdicts_are_a_column_and_a_bar_of_shares(tmp_path):
     (tmp_path / "runs" / run_id / "verdict.json").write_text(json.dumps({"shares": {"data": 0.25, "products": 0.75}}))
     comparison = compare(load([tmp_path]))
     assert [row["bound by"] for row in cells(comparison)] == ["data-bound -25%", "-"]
-    assert "bound by" in as_markdown(comparison)
+    assert "bound by" in as_text(comparison, markdown)
     assert picture.shares_of(comparison.ranked[0])["products"] == 0.75
     assert picture.shares_of(comparison.ranked[1]) == {}
     pictures = map(io.BytesIO, (without, picture_bytes(Drawing(comparison).figure())))
@@ -452,7 +415,7 @@ def test_nothing_outside_the_results_is_read(tmp_path, link, undrawn):
         (out / link).symlink_to(tmp_path / "secret")
     write_comparison([out], out)
     assert "gptscale run single" not in (out / "comparison.html").read_text()
-    assert "is a link" in as_markdown(compare(load([out]))) or link == "a name"
+    assert "is a link" in as_text(compare(load([out])), markdown) or link == "a name"
 
 
 @pytest.mark.promise("X6")
@@ -538,9 +501,9 @@ def test_text_of_a_row_is_never_markup_nor_a_tag_nor_a_formula(tmp_path):
     add_failure(tmp_path, "fsdp", "failed", "=1+1 | <script>alert(1)</script> [bold]x[/nothing]")
     comparison = compare(load([tmp_path]))
     assert "[/nothing]" in shown(comparison, 300)
-    markdown = as_markdown(comparison)
-    assert "<script" not in markdown
-    assert r"\|" in markdown
+    text = as_text(comparison, markdown)
+    assert "<script" not in text
+    assert r"\|" in text
     from gptscale.results.comparison.page import page
 
     html = page(comparison, {})
@@ -640,16 +603,6 @@ def test_a_run_of_version_3_is_a_repeat_of_one_with_fp32_state(tmp_path):
     assert group.median("tokens_per_s") == 110
 
 
-def test_other_optimizer_state_is_other_work_and_named(tmp_path):
-    add_run(tmp_path, "single", 100.0, optimizer_state="fp32")
-    add_run(tmp_path, "single", 90.0, optimizer_state="8bit", work={"lr": 1.0, "optimizer_state": "8bit"})
-    comparison = compare(load([tmp_path]), hash_of(WORK))
-    assert order(comparison) == ["single x1"]
-    (apart,) = comparison.apart
-    assert apart.name == "single x1 state=8bit"
-    assert "optimizer_state 8bit" in apart.notes[0]
-
-
 OLDER_WORK = {**WORK, "betas": [0.9, 0.95], "optimizer_state_precision": "fp32"}
 
 
@@ -682,19 +635,15 @@ def test_runs_that_differ_in_an_option_of_their_recipe_are_no_repeats(tmp_path):
     assert order(compare(load([tmp_path]))) == ["zero_offload x2 stage=2", "zero_offload x2 stage=3"]
 
 
-def test_says_what_offload_costs(tmp_path):
-    add_run(tmp_path, "zero_infinity", offload_wait_fraction=0.25)
-    add_run(tmp_path, "ddp")
-    said = "zero_infinity x2: 25.0% of the step waiting for what is on the host or on disk"
-    assert notes(compare(load([tmp_path])))[-1] == said
-
-
-def test_what_a_plan_predicted_stands_beside_what_was_measured(tmp_path):
-    add_run(tmp_path, "ddp", 1024.0, predicted_step_time_s=0.9, predicted_peak_mem_gib=1.1, peak_mem_allocated_gib=1.0)
-    add_run(tmp_path, "fsdp", 900.0)
-    said = [note for note in notes(compare(load([tmp_path]))) if "predicted" in note]
-    assert said == [
-        "ddp x2: step 900.0 ms predicted, 1,000.0 measured (-10.0%); peak memory 1.10 GiB predicted, 1.00 measured (+10.0%)"
+def test_what_a_group_waits_for_and_what_was_predicted_is_a_note(tmp_path):
+    costs = {"offload_wait_fraction": 0.25, "bubble_fraction": 0.3, "bubble_fraction_theory": 0.2}
+    predicted = {"predicted_step_time_s": 0.9, "predicted_peak_mem_gib": 1.1, "peak_mem_allocated_gib": 1.0}
+    add_run(tmp_path, "ddp", 1024.0, **costs, **predicted)
+    add_run(tmp_path, "single", 500.0)
+    assert notes(compare(load([tmp_path]))) == [
+        "ddp x2: 25.0% of the step waiting for what is on the host or on disk",
+        "ddp x2: pipeline idle 30.0% of the time, its schedule alone would be 20.0%",
+        "ddp x2: step 900.0 ms predicted, 1,000.0 measured (-10.0%); peak memory 1.10 GiB predicted, 1.00 measured (+10.0%)",
     ]
 
 

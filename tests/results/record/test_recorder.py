@@ -13,7 +13,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from gptscale.common.engine import StepResult
 from gptscale.common.errors import NumericError
-from gptscale.common.measure.speed import Memory
 from gptscale.common.process.world import World
 from gptscale.common.settings.batch_plan import plan_batch
 from gptscale.common.settings.run import Run
@@ -128,7 +127,7 @@ def test_a_gpu_is_sampled_in_the_timed_steps_only(device, spans, tmp_path, monke
     stand_ins = {"device_name": str, "synchronize": bool, "reset_peak_memory": bool, "MachineClock": Clock}
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(recorder_module, name, lambda *args, of=stand_in: of())
-    monkeypatch.setattr(recorder_module, "peak_memory", lambda device: Memory(1.0, 1.0, 1.0))
+    monkeypatch.setattr(recorder_module, "peak_memory", lambda device: {"peak_mem_allocated_gib": 1.0})
     monkeypatch.setattr("gptscale.results.record.usage.UsageSampler", sampler)
     monkeypatch.setattr(Clock, "lap", lambda clock: None, raising=False)
     run, clock = make_run(timing_warmup_steps=3), Clock()
@@ -161,7 +160,7 @@ def test_evaluating_and_saving_are_not_timed(tmp_path, clock):
 
 def test_writing_counts_as_time_of_the_next_step(tmp_path, monkeypatch, clock):
     with Recorder(make_run(), tmp_path, clock=clock) as recorder:
-        monkeypatch.setattr(recorder._console, "step", lambda *figures: clock.passes(0.25))
+        monkeypatch.setattr(recorder._console, "say_step", lambda *figures: clock.passes(0.25))
         record(recorder, clock, range(1, 11))
     assert pd.read_csv(tmp_path / "steps.csv").step_time_s.tolist() == pytest.approx([0.5] + [0.75] * 9)
 

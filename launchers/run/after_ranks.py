@@ -1,6 +1,6 @@
-"""Leave the row of a run whose rank 0 was killed: python -m gptscale.launchers.run.lost_row FOLDER STATUS.
+"""What is left to do when the ranks of a job have ended: python -m gptscale.launchers.run.after_ranks FOLDER STATUS.
 
-Ends with 0 if all steps of the run were done before a rank died, else with 1.
+Ends with 0 if all steps of the run were done, else with 1.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from gptscale.common.errors import StorageError
+from gptscale.launchers.run.verdict import tell_verdict
 from gptscale.results.columns import SUMMARY
 from gptscale.results.record.files import warn
 from gptscale.results.record.launch_with_row import leave_lost_row
@@ -17,7 +18,10 @@ from gptscale.results.record.run_folder import START
 
 
 def main(folder: Path, status: int) -> int:
-    """Write the row of the start that the environment names, and return the exit status."""
+    """Tell the verdict of a run that ended well, or leave the row that a killed rank 0 could not, and return the exit status."""
+    if status == 0:
+        tell_verdict(folder)
+        return 0
     try:
         return 0 if leave_lost_row(folder, os.environ[START], status, SUMMARY) else 1
     except StorageError as full:

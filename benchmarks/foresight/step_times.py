@@ -11,6 +11,7 @@ ratios too.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -66,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         return DataError(f"{options.table} is no table that is known ({reason})", "in --table", "give one of its CSVs")
 
     steps = steps_of(options.table, [int(word) for word in options.rows.split(",") if word], refuse)
-    learnt: dict[str, dict[str, Scaled]] = {}
+    learnt: dict[str, dict[str, Scaled | None]] = {}
     failed = list[MeasuredStep]()
 
     def compared() -> Iterator[dict[str, Any]]:
@@ -103,7 +104,7 @@ Scaled = Callable[[Costs], Costs]
 SCALES = {"speed_of_one_row": faster_device, "links_of_one_row": faster_links}
 
 
-def errors_of(step: MeasuredStep, link: str | None, learnt: dict[str, Scaled]) -> dict[str, Any]:
+def errors_of(step: MeasuredStep, link: str | None, learnt: dict[str, Scaled | None]) -> dict[str, Any]:
     """Return a step with the errors of its price. learnt: what the first row of its device told, which is filled in."""
     simulation = simulated(step)
     links = gpu_cluster(step.device, 2, PER_NODE, step.links or link).links
@@ -113,7 +114,8 @@ def errors_of(step: MeasuredStep, link: str | None, learnt: dict[str, Scaled]) -
         learnt |= {name: scaled_to(step.seconds, simulation, costs, scale) for name, scale in SCALES.items()}
     priced = seconds(simulation, costs)
     errors = {"data_sheet": priced / step.seconds - 1}
-    errors |= {name: seconds(simulation, scaled(costs)) / step.seconds - 1 for name, scaled in learnt.items()}
+    for name, scaled in learnt.items():
+        errors[name] = seconds(simulation, scaled(costs)) / step.seconds - 1 if scaled else math.nan
     words = " ".join(f"{name}={value}" for name, value in step.words.items())
     told = ", ".join(f"{name} {error:+.1%}" for name, error in errors.items())
     tell(f"row {step.row}: {step.model} on {step.gpus} {step.device} ({words}): measured {step.seconds:.3f} s, {told}")
@@ -121,9 +123,13 @@ def errors_of(step: MeasuredStep, link: str | None, learnt: dict[str, Scaled]) -
     return {**known, "program": words, "measured_s": step.seconds, "priced_s": priced, **errors}
 
 
-def scaled_to(measured: float, simulation: Simulation, costs: Costs, scale: Callable[[Costs, float], Costs]) -> Scaled:
-    """Return the scaling with which a step takes as long as was measured, as near as it can."""
+def scaled_to(
+    measured: float, simulation: Simulation, costs: Costs, scale: Callable[[Costs, float], Costs]
+) -> Scaled | None:
+    """Return the scaling with which a step takes as long as was measured, None if no such scaling makes it."""
     low, high = 0.1, 10.0
+    if not seconds(simulation, scale(costs, high)) < measured < seconds(simulation, scale(costs, low)):
+        return None
     for _ in range(30):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if seconds(simulation, scale(costs, middle)) > measured else (low, middle)

@@ -6,11 +6,11 @@ from gptscale.common.settings.families import MODELS
 from gptscale.common.settings.llama_config import PRESETS, LlamaConfig
 
 # By nanotron's names. Layers and hidden sizes are the table's. Its MFU counts 6 N + 12 L h T for each token, and so tells N:
-# every head has keys of its own, the model's head is a matrix of its own, and this is the inner size. The number of heads is
-# that of the Llama 3 of that size.
+# every head has keys of its own, the model's head is a matrix of its own, and this is the inner size. All ran on 32
+# tensor ranks, and so have 32 heads.
 SHAPES = {
     "nanotron-1B": LlamaConfig(16, 32, 2048, 4096, 131072, n_inner=8192, n_kv_head=32, head_dim=64),
-    "nanotron-3B": LlamaConfig(28, 24, 3072, 4096, 131072, n_inner=8192, n_kv_head=24, head_dim=128),
+    "nanotron-3B": LlamaConfig(28, 32, 3072, 4096, 131072, n_inner=8192, n_kv_head=32, head_dim=96),
     "nanotron-8B": LlamaConfig(32, 32, 4096, 4096, 131072, n_inner=14336, n_kv_head=32, head_dim=128),
 }
 

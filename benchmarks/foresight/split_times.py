@@ -1,25 +1,29 @@
 """Does the simulation put splits in the order that others measured? Tensor, data and pipeline ranks in all mixtures.
 
-python -m benchmarks.foresight.split_times --table FILE [--every 7] [--least 4] [--launch-us 37] [--csv FILE]
+python -m benchmarks.foresight.split_times --table FILE [--every 7] [--least 4] [--most 12] [--launch-us 37] [--csv FILE]
 
-FILE is one of vTrain's tables of Megatron-DeepSpeed on A100 (VIA-Research/vTrain, data/ground_truth_single.csv or _multi.csv).
-A group is a model, a number of GPUs and a global batch: its rows differ in the split and the micro-batch alone. Each row is
-simulated as the recipe that splits so, with full recompute as theirs. Of each group the fastest by simulation is the one that
-would be recommended; beside it stands the fastest that was measured. All is told twice: with a host that is always ahead, and
-with one that asks for a kernel in --launch-us, as one row tells that is bound by its host.
+FILE is a table that split_tables.py reads: one of vTrain's of Megatron-DeepSpeed on A100 (VIA-Research/vTrain,
+data/ground_truth_single.csv or _multi.csv), or nanotron's on H100 (the Ultra-Scale Playbook's benchmarks). A group is a model, a
+number of GPUs and a global batch: its rows differ in the split and the micro-batch alone. Each row is simulated as the recipe
+that splits so. Of each group the fastest by simulation is the one that would be recommended; beside it stands the fastest that
+was measured. All is told twice: with a host that is always ahead, and with one that asks for a kernel in --launch-us, as one row
+of vTrain's tells that is bound by its host. A third time, with the first host, is priced with the links that the table's own
+test of collectives found, where there is one. Where the table tells memory, that is compared, and whether what crashed fits.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from benchmarks.foresight.programs import table_shapes
+from benchmarks.foresight.split_tables import PER_NODE, READERS, MeasuredSplit
 from benchmarks.measurement import collect, print_written, tell
 from gptscale.common.errors import DataError, GptscaleError
 from gptscale.common.process.world import World
@@ -27,14 +31,18 @@ from gptscale.common.settings.checks import check_output_file
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.settings.user_file import read_rows
+from gptscale.foresight.mock_cuda.devices import device_named
 from gptscale.foresight.plan.question import Cluster, gpu_cluster
 from gptscale.foresight.plan.rows import Tried
 from gptscale.foresight.plan.trials import RECORDED, tried
+from gptscale.foresight.price.cost import OUTER_LINKS, Costs
 from gptscale.foresight.price.record import TIMED
 from gptscale.foresight.price.step_time import SPREAD
-from gptscale.foresight.simulate.interpreters import prepare_mock
-from gptscale.foresight.simulate.simulation import simulate
+from gptscale.foresight.simulate.interpreters import prepare_mock, torch_folder_of
+from gptscale.foresight.simulate.program import ProgramTask, Simulation
+from gptscale.foresight.simulate.simulation import LIMIT_S, STEPS, kept_simulation
 from gptscale.launchers.cli import start
+from gptscale.launchers.run.options import option_words
 from gptscale.launchers.run.preflight import resolve
 from gptscale.recipes import get
 
@@ -42,20 +50,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FILE_BYTES_MAX = 2**26
-GPUS, BATCH, MICRO, HIDDEN, HEADS, LAYERS, TOKENS, MEASURED = (
-    "# GPUs", "global batch", "micro batch", "hidden size", "attention heads", "# layers", "sequence length",
-    "iteration time (ms)",
-)  # fmt: skip
-AXES = {"tp": "tensor parallelism", "dp": "data parallelism", "pp": "pipeline parallelism"}
-GROUP = (GPUS, BATCH, HIDDEN, LAYERS)
-COLUMNS = (*GROUP, MICRO, HEADS, TOKENS, *AXES.values(), MEASURED)
-PER_NODE = 8
-# Both nodes of the authors: eight A100 behind switches, and 800 Gb/s between nodes (vTrain, arXiv 2312.12391, section 4).
-DEVICE, LINKS = "a100-80", "ib-800"
-# GPT-2's, filled up to a multiple of 128 for each tensor rank as Megatron does.
-VOCABULARY = 51200
+PROGRAM = Path(table_shapes.__file__)
 # A split that is slower than the best measured one by less is as good.
 AS_GOOD = 1.05
+# The time of what does not fit is asked too. Fit is told by what it needs.
+MEMORY = 200 * 2**30
 
 
 @dataclass(frozen=True)
@@ -63,11 +62,17 @@ class SplitTimeOptions:
     """Which groups of the table to simulate."""
 
     table: Path
-    """A table of vTrain."""
+    """A table of vTrain, or nanotron's."""
     every: int = 10
     """Every so manieth group."""
+    begin: int = 0
+    """The first of these groups."""
     least: int = 4
-    """Groups with fewer rows are left out."""
+    """Groups with fewer rows that ran are left out."""
+    most: int = 10**6
+    """Rows of a group that ran, spread evenly, and half as many that crashed."""
+    stages: int = 10**6
+    """Rows with more stages are left out."""
     launch_us: float = 37.0
     """Microseconds in which a host asks for a kernel."""
     csv: Path | None = None
@@ -83,85 +88,151 @@ def main(argv: Sequence[str]) -> int:
     options = parse(SplitTimeOptions, argv, prog="python -m benchmarks.foresight.split_times", about=about)
 
     def refuse(reason: str) -> DataError:
-        return DataError(f"{options.table} is not vTrain's table ({reason})", "in --table", "give its CSV")
+        return DataError(f"{options.table} is no table that is known ({reason})", "in --table", "give one of its CSVs")
 
-    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
-    for row in read_rows(options.table, FILE_BYTES_MAX, refuse, COLUMNS):
-        groups.setdefault(tuple(row[name] for name in GROUP), []).append(row)
-    large = [groups[key] for key in sorted(groups, key=lambda key: [int(n) for n in key])]
-    large = [rows for rows in large if len(rows) >= options.least][:: options.every]
+    table_shapes.know_shapes()
     prepare_mock()
-    numbered = ((number, row) for number, rows in enumerate(large) for row in rows)
-    told = ({"group": number, **found} for number, row in numbered if (found := compared(row, options.launch_us)))
+    chosen = chosen_rows(options, refuse)
+    told = (found for number, row in chosen if (found := compared(number, row, options.launch_us)))
     frame = collect(told, options.csv)
     print_written(options.csv)
     if frame.empty:
         return 1
-    for name in ("host_ahead_s", "simulated_s"):
-        report(frame, name)
+    ran = frame[frame.measured_s.notna()]
+    for name in ("host_ahead_s", "simulated_s", "own_links_s"):
+        report(ran, name)
+    if ran.memory_gb.notna().any():
+        report_memory(frame)
     return 0
 
 
-def compared(row: Mapping[str, str], launch_us: float) -> dict[str, Any] | None:
-    """Return a row's split with its measured and its simulated seconds, or None after saying why it cannot be simulated."""
-    split = {axis: int(row[name]) for axis, name in AXES.items()}
-    name = " ".join(f"{axis}{size}" for axis, size in split.items()) + f" micro {row[MICRO]}"
+def chosen_rows(options: SplitTimeOptions, refuse: Callable[[str], DataError]) -> list[tuple[int, MeasuredSplit]]:
+    """Return the rows to simulate, each with the number of its group."""
+    table = read_rows(options.table, FILE_BYTES_MAX, refuse)
+    reader = next((reader for column, reader in READERS.items() if table and column in table[0]), None)
+    if reader is None:
+        raise refuse("it has none of the columns " + ", ".join(READERS))
+    groups: dict[tuple[Any, ...], list[MeasuredSplit]] = {}
+    for row in map(reader, table):
+        if row is not None and row.split["pp"] <= options.stages:
+            groups.setdefault(row.group, []).append(row)
+    large = [groups[key] for key in sorted(groups)]
+    large = [rows for rows in large if sum(row.seconds is not None for row in rows) >= options.least]
+    chosen = []
+    for number, rows in list(enumerate(large))[options.begin :: options.every]:
+        for most, kind in ((options.most, True), (options.most // 2, False)):
+            alike = [row for row in rows if (row.seconds is not None) == kind]
+            chosen += [(number, row) for row in alike[:: -(-len(alike) // max(1, most)) or 1]]
+    return chosen
+
+
+def compared(number: int, row: MeasuredSplit, launch_us: float) -> dict[str, Any] | None:
+    """Return a row's split with what was measured and simulated, or None after saying why it cannot be simulated."""
     try:
-        timing = trial(row, split, launch_us)
+        timing, with_own_links = trial(row, launch_us)
     except GptscaleError as error:
-        tell(f"{name}: left out: {error}")
+        tell(f"{row.group} {row.name}: left out: {error}")
         return None
-    measured, ahead = float(row[MEASURED]) / 1e3, timing.low * SPREAD
-    work = {key: int(row[key]) for key in (*GROUP, MICRO)}
-    tell(
-        f"{work}: {name}: measured {measured:.3f} s, host ahead {ahead / measured - 1:+.1%}, "
-        f"simulated {timing.seconds / measured - 1:+.1%}, {timing.bound_by}"
-    )
-    times = {"measured_s": measured, "host_ahead_s": ahead, "simulated_s": timing.seconds}
-    return {**work, **split, **times, "bound": timing.bound_by}
+    memory = timing.memory
+    assert memory is not None
+    outside = memory.needed - memory.reserved
+    ahead, own_links = (time.low * SPREAD or None for time in (timing, with_own_links))
+    fits = not memory.out_of_memory and memory.allocated + outside <= device_named(row.machine.device).memory
+    simulated = timing.seconds if ahead else None
+    times = {"host_ahead_s": ahead, "simulated_s": simulated, "own_links_s": own_links}
+    told = "crashed" if row.seconds is None else f"measured {row.seconds:.3f} s"
+    for name, seconds in times.items():
+        if row.seconds is not None and seconds is not None:
+            told += f", {name} {seconds / row.seconds - 1:+.1%}"
+    told += f", {timing.bound_by}, {row.memory_gb} GB, allocated {memory.allocated / 1e9:.1f} GB, fits {fits}"
+    tell(f"{row.group} {row.recipe} {row.name}: {told}")
+    found = {"measured_s": row.seconds, **times, "bound": timing.bound_by, "memory_gb": row.memory_gb}
+    found |= {"allocated_gb": memory.allocated / 1e9, "reserved_gb": memory.reserved / 1e9, "fits": fits}
+    of_row = {"group": number, **{f"group {i}": part for i, part in enumerate(row.group)}, "recipe": row.recipe}
+    return {**of_row, **row.split, "zero": row.zero, "micro batch": row.options["micro_batch_size"], **found}
 
 
-def trial(row: Mapping[str, str], split: Mapping[str, int], launch_us: float) -> Tried:
-    """Return what a simulation of the recipe with a row's split tells."""
-    tp, pp, n = split["tp"], split["pp"], int(row[GPUS])
-    recipe = "ddp" if tp == pp == 1 else "tensor_parallel" if tp == n else "pipeline" if pp == n else "hybrid_3d"
+@dataclass(frozen=True)
+class TestedLinks(Cluster):
+    """A cluster whose links between nodes were tested. reached: the bytes a second of a node."""
+
+    reached: float = 0.0
+
+    def costs(self, precision: str, torch: str = "") -> Costs:
+        """Return what work costs there."""
+        known = super().costs(precision, torch)
+        return dataclasses.replace(
+            known, reached=dataclasses.replace(known.reached, outside=self.reached / OUTER_LINKS[self.links[1]])
+        )
+
+
+def trial(row: MeasuredSplit, launch_us: float) -> tuple[Tried, Tried]:
+    """Return what a simulation of the recipe with a row's split tells, with links of the data sheet and with tested ones.
+
+    Of a row that crashed, only the outer stages run.
+    """
+    pp, n, recipe = row.split["pp"], row.gpus, row.recipe
     kind = getattr(get(recipe).load(), get(recipe).config)
-    own = kind(data_parallel="ddp") if recipe == "hybrid_3d" else kind()
-    sizes: dict[str, Any] = {f"{axis}_size": split[axis] for axis in get(recipe).axes if axis in ("tp", "pp")}
-    config = RunConfig(
-        **sizes,
-        n_layer=int(row[LAYERS]),
-        n_embd=int(row[HIDDEN]),
-        n_head=int(row[HEADS]),
-        seq_len=int(row[TOKENS]),
-        vocab_size=VOCABULARY,
-        micro_batch_size=int(row[MICRO]),
-        global_batch_size=int(row[BATCH]),
-        precision="bf16",
-        activation_checkpointing="full",
-        device="cuda",
-        data="synthetic",
-    )
+    own = kind(data_parallel="ddp") if recipe == "hybrid_3d" else kind(**get(recipe).preset)
+    sizes: dict[str, Any] = {f"{axis}_size": row.split[axis] for axis in get(recipe).axes if axis in ("tp", "pp")}
+    config = RunConfig(**sizes, **row.options, precision="bf16", device="cuda", data="synthetic")
     run = resolve(recipe, config, own, World(0, 0, n, torch.device("cuda"), 600.0))
     own.check(run)
     micro_batches = run.batch.grad_accum_steps
-    written = min(micro_batches, RECORDED) if pp == 1 else micro_batches
-    few = dataclasses.replace(config, global_batch_size=None, grad_accum_steps=written)
-    world: dict[str, Any] = {"world_size": n, "ranks_per_node": min(n, PER_NODE)}
-    each = [simulate(recipe, few, own, device=DEVICE, rank=rank, **world) for rank in run.mesh.ranks("pp")]
-    for simulation in each:
-        launches = sum(work.kind in TIMED for work in simulation.recorded or ())
-        simulation.facts["host_s"] = 1e-6 * launch_us * launches
-    return tried(each, machines(n), "bf16", micro_batches, written)
+    # Once all stages are filled, each further micro-batch takes as long as the last ones.
+    written = min(micro_batches, RECORDED if pp == 1 else 2 * pp)
+    few = dataclasses.replace(config, global_batch_size=None, grad_accum_steps=written, tensorboard=False)
+    ranks = run.mesh.ranks("pp")
+    each = []
+    for rank in ranks if row.seconds is not None else sorted({ranks[0], ranks[-1]}):
+        words = ["-W", "ignore", "-P", str(PROGRAM), recipe, *option_words(recipe, few, own)]
+        device = dataclasses.replace(device_named(row.machine.device), memory=MEMORY)
+        task = ProgramTask([sys.executable, *words], n, str(rank), device, min(n, PER_NODE), STEPS, LIMIT_S, ends=False)
+        task = dataclasses.replace(task, torch_folder=torch_folder_of(""))
+        each.append(priced_as_of(row, kept_simulation(task, PROGRAM.read_text()), launch_us))
+    if row.seconds is None:
+        memory = max((of_rank.memory() for of_rank in each), key=lambda memory: (not memory.fits, memory.needed))
+        untimed = Tried(float("inf"), 0.0, float("inf"), "not timed", memory=memory)
+        return untimed, untimed
+    nodes = max(1, n // PER_NODE)
+    cluster = gpu_cluster(row.machine.device, nodes, min(n, PER_NODE), row.machine.links)
+    reached = row.machine.reached.get(nodes)
+    tested = TestedLinks(**vars(cluster), reached=reached) if reached else cluster
+    first, second = (tried(each, where, "bf16", micro_batches, written) for where in (cluster, tested))
+    return first, second
 
 
-def machines(n: int) -> Cluster:
-    """Return the authors' machines with `n` GPUs in all."""
-    return gpu_cluster(DEVICE, max(1, n // PER_NODE), min(n, PER_NODE), LINKS)
+def priced_as_of(row: MeasuredSplit, simulation: Simulation, launch_us: float) -> Simulation:
+    """Return a simulation with the torch of the table's day, and with a host that asks for a kernel in so many microseconds."""
+    launches = sum(work.kind in TIMED for work in simulation.recorded or ())
+    facts = {**simulation.facts, "host_s": 1e-6 * launch_us * launches}
+    facts["torch"] = row.machine.torch or facts["torch"]
+    return dataclasses.replace(simulation, facts=facts)
+
+
+def report_memory(frame: pd.DataFrame) -> None:
+    """Print how far the memory is off, and whether what ran fits and what crashed does not."""
+    ran, crashed = frame[frame.measured_s.notna()], frame[frame.measured_s.isna()]
+    print(
+        f"fit: {ran.fits.sum()} of {len(ran)} rows that ran fit, {(~crashed.fits).sum()} of {len(crashed)} that crashed do not"
+    )
+    # None of our recipes cuts the optimizer's state alone beside tensor ranks or stages.
+    for name, rows in {
+        "all": ran,
+        "with the same state": ran[(ran.zero == 0) | (ran.dp == 1) | (ran.recipe == "zero1")],
+    }.items():
+        for column in ("allocated_gb", "reserved_gb"):
+            off = rows[column] / rows.memory_gb - 1
+            if len(off):
+                print(
+                    f"  {column}, {name}: {len(off)} rows: median {off.abs().median():.1%} off, worst {off.abs().max():.1%}, "
+                    f"mean {off.mean():+.1%}"
+                )
 
 
 def report(frame: pd.DataFrame, name: str) -> None:
     """Print how far the times of a column are off, and how good the splits are that would be recommended by them."""
+    frame = frame[frame[name].notna()]
     good, behind, pairs, right = 0, [], 0, 0
     kept = [rows for _, rows in frame.groupby("group") if len(rows) > 1]
     for rows in kept:

@@ -3,7 +3,8 @@
 What is sharded        the layers over p (pipeline), every matrix of a stage over t (tensor_parallel), the batch over d; with
                        --data-parallel fsdp also what remains of every parameter, over d; each sequence over c (context_parallel)
 What is communicated   the sum of the three, each smaller: tensor transfers for one stage's layers only, data transfers for
-                       1/(t p) of the gradients, once a step. t is innermost, on the fastest links, and p is outermost
+                       1/(t p) of the gradients, once a step, or per micro-batch as fsdp without stages. t is innermost, on the
+                       fastest links, and p is outermost
 Memory per device      16 n / (d c) bytes under fsdp, 16 n under ddp, n = N / (t p) with what tensor_parallel and pipeline keep
                        whole or twice; activations / (t c), of the micro-batches in flight
 Wins                   when one node cannot hold the model, or d alone would need too large a batch: t inside the node, p
@@ -128,7 +129,14 @@ def build(run: Run, config: HybridConfig) -> Engine:
         cut = apply_cp(model, run, config.cp_style)
         parallelize(model, run, config, mesh)
         optimizer = FusedOptimizer(dict(model.named_parameters()), c, shards=dist.group.WORLD)
-        return TorchEngine(run, model, optimizer, group=data, cut=cut)
+
+        def set_grad_sync(on: bool) -> None:
+            # Replicas sum over micro-batches first. Shards take the sum of each.
+            if dp_size > 1 and config.data_parallel == "ddp":
+                model.set_requires_gradient_sync(on)
+                model.set_is_last_backward(on)
+
+        return TorchEngine(run, model, optimizer, group=data, cut=cut, set_grad_sync=set_grad_sync)
     parts = parts_of(run, config, mesh["pp"].get_local_rank())
     cut = apply_cp(torch.nn.ModuleList(parts.values()), run, config.cp_style)
     for part in parts.values():

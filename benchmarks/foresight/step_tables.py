@@ -11,7 +11,7 @@ from gptscale.common.measure.gpus import GPUS
 from gptscale.common.settings.user_file import Refuse, read_rows, read_text
 
 FILE_BYTES_MAX = 2**26
-# Of llm-foundry's table every so manieth row.
+# Every so manieth row of llm-foundry's table.
 EVERY = 10
 
 # Layers, hidden size and heads by llm-foundry's names.
@@ -41,7 +41,7 @@ DEVICES = {"h100_80gb": "h100-80", "a100_80gb": "a100-80", "a100_40gb": "a100-80
 MEMORY = {"a100_40gb": next(gpu.memory for gpu in GPUS if gpu.name == "a100-40")}
 # More micro-batches take as long as these, and their simulation takes longer.
 MICRO_BATCHES = 2
-# What fms-fsdp's table does not say. Its docs: 4,096 tokens, and HSDP for models that a node holds. The share of blocks that
+# Not told by fms-fsdp's table. Its docs: 4,096 tokens, and HSDP for models that a node holds. The share of blocks that
 # "Selective AC" computes again: of 13B by its HFU over its MFU (0.37 to 0.48 on A100, 0.17 to 0.32 on H100, one configuration);
 # of 70B the least quarter with which it fits.
 FMS_TOKENS = 4096

@@ -99,7 +99,7 @@ def faster_links(costs: Costs, times: float) -> Costs:
     return replace(costs, reached=replace(costs.reached, outside=costs.reached.outside * times))
 
 
-# What a measured row may tell.
+# The things that a measured row may tell.
 Scaled = Callable[[Costs], Costs]
 SCALES = {"speed_of_one_row": faster_device, "links_of_one_row": faster_links}
 

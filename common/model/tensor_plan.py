@@ -49,12 +49,27 @@ def plan_of_transformers(model: Any) -> dict[str, str]:
     return plan if {*plan.values()} - {*OF_ENDS} else {}
 
 
-@cache
 def tensor_plan(config: OwnConfig, size: int, file: Path | None) -> dict[str, str]:
     """Return how `size` tensor ranks cut each module of a model, by its name. Raises ConfigError for what would not be right.
 
     file: a plan as JSON, in the words of transformers. Without one it is the model's own, or else inferred.
     """
+    found = _plan_or_refusal(config, size, file)
+    if isinstance(found, ConfigError):
+        raise found
+    return found
+
+
+@cache
+def _plan_or_refusal(config: OwnConfig, size: int, file: Path | None) -> dict[str, str] | ConfigError:
+    """Return the same, or the error: a plan that is wrong is not proved again."""
+    try:
+        return _proved(config, size, file)
+    except ConfigError as error:
+        return error
+
+
+def _proved(config: OwnConfig, size: int, file: Path | None) -> dict[str, str]:
     model, where = config.look(), "in --tp-plan"
     if file is not None:
         plan = read_json(

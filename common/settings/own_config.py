@@ -37,10 +37,20 @@ class OwnConfig(ModelConfig):
     def padded_vocab_size(self) -> int:
         return self.vocab_size
 
+    @property
+    def kept_beside(self) -> int:
+        """Return the inputs of a block's products, of which nobody tells which are one tensor."""
+        return sum(weight.shape[1] for weight in self.weights().block if weight.is_matrix)
+
     def weights(self) -> Weights:
         """Return the weights outside blocks, and those of the first block."""
         rows, prefixes = self.look().rows.values(), self.look().prefixes
-        block = [w._replace(name=w.name.removeprefix(prefixes[0])) for w in rows if w.name.startswith(prefixes[0])]
+        # Tensor ranks cut a matrix by rows or by columns, which are as large.
+        block = [
+            w._replace(name=w.name.removeprefix(prefixes[0]), cut="rows" if len(w.shape) == 2 else "whole")
+            for w in rows
+            if w.name.startswith(prefixes[0])
+        ]
         return Weights([w for w in rows if not w.name.startswith(prefixes)], block, [])
 
     def parameters(self) -> Iterator[tuple[Weight, str, str]]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from gptscale.common.errors import ConfigError, DataError
 from gptscale.common.settings.checks import OF_THE_MACHINE
+from gptscale.common.settings.own_config import OwnConfig
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import AXIS_SIZES, SPLIT
 from gptscale.common.settings.user_file import read_json
@@ -41,6 +42,8 @@ def options_of(run: Run, config: Any) -> dict[str, str]:
     facts |= {"seq_len": run.seq_len, **{name: getattr(run, name) for name in AXIS_SIZES}}
     facts |= {name: getattr(run.batch, name) for name in ("global_batch_size", "micro_batch_size", "grad_accum_steps")}
     facts |= {name: getattr(run.gpt, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
+    # A file of one's own may have changed.
+    facts |= {"model": run.gpt.identity} if isinstance(run.gpt, OwnConfig) else {}
     own = dataclasses.asdict(config).items()
     facts |= {name: value for name, value in own if name not in OF_THE_MACHINE}
     return {name: str(value) for name, value in facts.items()}

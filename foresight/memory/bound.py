@@ -107,8 +107,8 @@ def _compute(run: Run) -> int:
 def _loss_bytes(run: Run, held: Held, tokens: int) -> float:
     """Return the bytes inside the loss of the head's input, the gradients of both, and logits."""
     c, columns, h = _compute(run), run.gpt.padded_vocab_size // run.tp_size, run.gpt.n_embd
-    if held.logits:
-        return (held.logits * columns + c * h) * float(tokens)
+    if logits := held.logits or HF_LOGITS * run.config.is_own:
+        return (logits * columns + c * h) * float(tokens)
     device = run.world.device.type
     # Tensor ranks, who know only their columns, take a copy in fp32, as a CPU does.
     logits = (c + 4 if c != 4 and (run.tp_size > 1 or device == "cpu") else c) * tokens * columns

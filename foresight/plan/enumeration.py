@@ -42,20 +42,20 @@ def enumerate_runs(
         except ConfigError as error:
             left_out[name] = f"{error.what}: {error.fix}"
             continue
-        before, why = len(groups), _no_mesh(row, cluster)
+        before, why = len(groups), ""
         for request, options in _requests(config, cluster, row, kind):
             group = []
             for mode in CHECKPOINTING:
                 try:
                     run = resolve(name, dataclasses.replace(request, activation_checkpointing=mode), options)
                 except ConfigError as error:
-                    why = f"{error.what} ({error.where})"
+                    why = why or f"{error.what} ({error.where})"
                     continue
                 group.append((run, options))
             if group:
                 groups.append(group)
         if len(groups) == before:
-            left_out[name] = why
+            left_out[name] = why or _no_mesh(row, cluster)
     return groups, left_out
 
 

@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar, Literal
 
 import tyro
 
-from gptscale.common.errors import ConfigError
 from gptscale.common.measure.gpus import SIMULATED
 from gptscale.common.settings.checks import OptionNeed, check_output_file, check_ranges
 from gptscale.common.settings.optimizers import OptimizerName
@@ -22,7 +21,7 @@ class PlanOptions:
     """The work, the machines, and what to write."""
 
     model: str = "1.6b"
-    """Preset, as `gptscale run --model` has it."""
+    """Preset, or a model of your own, as `gptscale run --model` has it."""
     n_layer: int | None = None
     """Overrides the preset's number of blocks."""
     n_embd: int | None = None
@@ -84,9 +83,6 @@ class PlanOptions:
     )
 
     def __post_init__(self) -> None:
-        if ":" in self.model:
-            what = "plan bounds memory by the weights of presets, and knows no other model"
-            raise ConfigError(what, "in --model", f"use gptscale fit {self.model[:80]} --gpus {self.gpus_per_node}")
         for name in ("png", "md", "html", "save"):
             check_output_file(getattr(self, name), f"--{name}")
         check_ranges(self, {"nodes": (1, 4096), "jobs_on_links": (1, 1000), "host_memory": (1, 1e6)})

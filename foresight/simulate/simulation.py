@@ -47,7 +47,7 @@ def simulate(
     device: a name of common/measure/gpus.csv. Raises ConfigError if the run is refused, and GptscaleError if it fails under the
     mock.
     """
-    environment = get(recipe).environment
+    environment, is_own = get(recipe).environment, config.is_own
     config = dataclasses.replace(config, device="cuda", tensorboard=False, run_name=None)
     words = ["-W", "ignore", "-Pm", "gptscale.foresight.simulate.recipe_program", recipe]
     task = ProgramTask(
@@ -58,11 +58,13 @@ def simulate(
         ranks_per_node,
         STEPS,
         LIMIT_S,
+        # A plan of a model of one's own is proved with values.
+        share_host_memory=not (is_own and "tp" in get(recipe).axes),
         ends=False,
         torch_folder=torch_folder_of(environment),
     )
     try:
-        return kept_simulation(task)
+        return kept_simulation(task, config.gpt().identity if is_own else "")
     except ProgramError as error:
         pass_on(error.tail)
         what = f"{recipe} failed under the mock: {error.what}"

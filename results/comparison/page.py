@@ -19,7 +19,7 @@ LEGEND = {f"{letter} in a formula": meaning for letter, meaning in LETTERS.items
 }
 # With more runs the page does not say how each was started.
 RUNS_MAX = 1000
-# What the titles of a table mean: those of columns, and those that a comparison makes.
+# The meaning of the titles of a table: those of columns, and those that a comparison makes.
 DEFINITIONS = {column.title: column.doc.replace("`", "") for column in SUMMARY.columns if column.title} | {
     "runs": "repeats of one configuration; every figure is the median over those that succeeded",
     "speed-up": "tokens/s over those of `single`, one device, for the same work; without it, over those of the first run of that work",

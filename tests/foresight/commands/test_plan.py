@@ -5,11 +5,15 @@ import re
 
 import pytest
 from told_trials import tried
+from transformers import LlamaConfig
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.model import own as own_model
 from gptscale.foresight.commands.plan import main
 from gptscale.foresight.plan import planning
+from gptscale.foresight.simulate.simulation import simulate
 from gptscale.launchers.commands.run import main as run
+from gptscale.launchers.run.options import parse_run
 
 SMALL = "--model gpt2 --gpus-per-node 2 --global-batch-size 16 --recipes ddp,fsdp,zero1".split()
 
@@ -53,6 +57,60 @@ def test_a_saved_row_starts_a_run_and_contradictions_are_refused(tmp_path, capsy
         run([*its, "--micro-batch-size", "1"])
     with pytest.raises(ConfigError, match="no row 9"):
         run([*its, "--plan-row", "9"])
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A config of transformers, whose products are large enough for the mock of CUDA to share its host's memory."""
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=1024, intermediate_size=2048, num_hidden_layers=2, num_attention_heads=4
+    )
+    config.update({"num_key_value_heads": 2, "architectures": ["LlamaForCausalLM"]})
+    config.save_pretrained(tmp_path)
+    return ["--model", f"hf:{tmp_path}", "--seq-len", "64"]
+
+
+def widen(folder, width):
+    """Change the config, as another process would see it."""
+    file = folder / "config.json"
+    file.write_text(re.sub(r'"intermediate_size": \d+', f'"intermediate_size": {width}', file.read_text()))
+    own_model.look.cache_clear()
+    own_model._shape_of.cache_clear()
+
+
+def test_a_plan_of_a_model_of_ones_own(own, tmp_path, capsys):
+    plan = tmp_path / "plan.json"
+    words = f"--gpus-per-node 4 --global-batch-size 16 --recipes ddp,tensor_parallel --save {plan}".split()
+    assert main([*own, *words]) == 0
+    out = capsys.readouterr().out
+    assert f"gptscale run ddp --nproc 4 --model {own[1]} --seq-len 64" in out
+    assert "left out: tensor_parallel: hf:" in out
+    assert "num_key_value_heads 2 is not divisible by 4" in out
+    widen(tmp_path, 4096)
+    with pytest.raises(ConfigError, match="not what the plan predicts"):
+        run(["--plan", str(plan), "--dry-run", "--data", "synthetic", "--out", str(tmp_path / "out")])
+
+
+@pytest.mark.slow
+def test_a_simulation_of_a_changed_file_is_a_new_one(own, tmp_path):
+    peaks = []
+    for width in (2048, 4096):
+        widen(tmp_path, width)
+        config, its = parse_run("hybrid_3d", [*own, *"--tp-size 2 --data synthetic --device cuda".split()])
+        its_world = {"world_size": 4, "ranks_per_node": 4}
+        peaks.append(simulate("hybrid_3d", config, its, device="h100-80", rank=0, **its_world).memory().allocated)
+    assert peaks[1] > 1.3 * peaks[0]
+
+
+@pytest.mark.slow
+def test_replicas_of_hybrid_3d_average_once_a_step():
+    found = []
+    for micro_batches in (1, 3):
+        words = f"--model tiny --tp-size 2 --data-parallel ddp --grad-accum-steps {micro_batches} --data synthetic"
+        ready = parse_run("hybrid_3d", [*words.split(), "--micro-batch-size", "2", "--device", "cuda"])
+        step = simulate("hybrid_3d", *ready, device="h100-80", rank=0, world_size=8, ranks_per_node=8).recorded
+        found.append(sum((work.name, work.ranks) == ("all-reduce", 4) for work in step))
+    assert found[0] == found[1] > 1
 
 
 def test_more_devices_are_drawn(tmp_path):

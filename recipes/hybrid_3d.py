@@ -3,8 +3,7 @@
 What is sharded        the layers over p (pipeline), every matrix of a stage over t (tensor_parallel), the batch over d; with
                        --data-parallel fsdp also what remains of every parameter, over d; each sequence over c (context_parallel)
 What is communicated   the sum of the three, each smaller: tensor transfers for one stage's layers only, data transfers for
-                       1/(t p) of the gradients, once a step, or per micro-batch as fsdp without stages. t is innermost, on the
-                       fastest links, and p is outermost
+                       1/(t p) of the gradients, once a step (fsdp without stages: per micro-batch). t is innermost, p outermost
 Memory per device      16 n / (d c) bytes under fsdp, 16 n under ddp, n = N / (t p) with what tensor_parallel and pipeline keep
                        whole or twice; activations / (t c), of the micro-batches in flight
 Wins                   when one node cannot hold the model, or d alone would need too large a batch: t inside the node, p

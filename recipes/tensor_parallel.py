@@ -78,9 +78,9 @@ def shard(model: nn.Module, plan: dict[str, ParallelStyle], mesh: DeviceMesh) ->
 def plan_of(config: ModelConfig) -> dict[str, ParallelStyle]:
     """Return how each module of a model is cut, by its name, from what is cut of its matrix or norm."""
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
-    from gptscale.common.engines.tensor_parallel import VocabParallelEmbedding
+    from gptscale.common.engines.tensor_parallel import GatherForProducts, VocabParallelEmbedding
 
     sequence_cut: dict[str, Any] = {"input_layouts": Shard(1), "desired_input_layouts": Replicate()}
     styles: dict[str, ParallelStyle] = {
@@ -96,7 +96,7 @@ def plan_of(config: ModelConfig) -> dict[str, ParallelStyle]:
     for weight in block:
         if weight.cut == "rows":
             # The sequence is gathered once, for all matrices of attention or of the MLP.
-            plan[f"blocks.*.{weight.module.partition('.')[0]}"] = PrepareModuleInput(**sequence_cut)
+            plan[f"blocks.*.{weight.module.partition('.')[0]}"] = GatherForProducts(**sequence_cut)
         if weight.name.endswith(".weight"):
             plan[f"blocks.*.{weight.module}"] = styles[weight.cut]
     return plan

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ParallelStyle
+from torch.distributed.tensor.parallel import ParallelStyle, PrepareModuleInput
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.model.loss import IGNORE, linear_cross_entropy
@@ -25,6 +26,19 @@ from gptscale.common.model.tensor_plan import STYLES, tensor_plan
 from gptscale.common.settings.own_config import OwnConfig
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.shape import CUT_DIMS
+
+
+class GatherForProducts(PrepareModuleInput):
+    """The style of a module whose products take a whole sequence: it is gathered in their type, a half of a norm's fp32."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        # Before torch's own hook, which gathers.
+        module.register_forward_pre_hook(self._cast)
+        return super()._apply(module, device_mesh)
+
+    def _cast(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, kind = inputs[0], inputs[0].device.type
+        return (x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x, *inputs[1:])
 
 
 class VocabParallelEmbedding(ParallelStyle):

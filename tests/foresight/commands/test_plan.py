@@ -102,15 +102,27 @@ def test_a_simulation_of_a_changed_file_is_a_new_one(own, tmp_path):
     assert peaks[1] > 1.3 * peaks[0]
 
 
+def recorded(words, world_size):
+    """Return what a step of a recipe asks of its device, from a simulation."""
+    recipe, *options = f"{words} --model tiny --micro-batch-size 2 --data synthetic --device cuda".split()
+    ready = parse_run(recipe, options)
+    return simulate(recipe, *ready, device="h100-80", rank=0, world_size=world_size, ranks_per_node=8).recorded
+
+
 @pytest.mark.slow
 def test_replicas_of_hybrid_3d_average_once_a_step():
-    found = []
-    for micro_batches in (1, 3):
-        words = f"--model tiny --tp-size 2 --data-parallel ddp --grad-accum-steps {micro_batches} --data synthetic"
-        ready = parse_run("hybrid_3d", [*words.split(), "--micro-batch-size", "2", "--device", "cuda"])
-        step = simulate("hybrid_3d", *ready, device="h100-80", rank=0, world_size=8, ranks_per_node=8).recorded
-        found.append(sum((work.name, work.ranks) == ("all-reduce", 4) for work in step))
-    assert found[0] == found[1] > 1
+    words = "hybrid_3d --tp-size 2 --data-parallel ddp --grad-accum-steps"
+    steps = [recorded(f"{words} {n}", world_size=8) for n in (1, 3)]
+    once, thrice = (sum((work.name, work.ranks) == ("all-reduce", 4) for work in step) for step in steps)
+    assert once == thrice > 1
+
+
+@pytest.mark.slow
+def test_tensor_ranks_gather_in_the_type_of_products():
+    steps = [recorded(f"tensor_parallel --precision {precision}", world_size=2) for precision in ("fp32", "bf16")]
+    whole, half = (sum(work.nbytes for work in step if work.name == "all-gather") for step in steps)
+    # The embedding and the head's input are in fp32.
+    assert 1.8 < whole / half <= 2
 
 
 def test_more_devices_are_drawn(tmp_path):

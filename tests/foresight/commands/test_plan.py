@@ -122,7 +122,7 @@ def test_tensor_ranks_gather_in_the_type_of_products():
     steps = [recorded(f"tensor_parallel --precision {precision}", world_size=2) for precision in ("fp32", "bf16")]
     whole, half = (sum(work.nbytes for work in step if work.name == "all-gather") for step in steps)
     # The embedding and the head's input are in fp32.
-    assert 1.8 < whole / half <= 2
+    assert 1.6 < whole / half <= 2
 
 
 def test_more_devices_are_drawn(tmp_path):

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 from gptscale.common.measure.step_trace import COMPUTING, ELEMENTWISE, KINDS, TRANSFER, RankTrace, host_shares_of
 from gptscale.foresight.verdict.replay import Factor, Replay, TracedPiece
+from gptscale.results.render import SHARES
 
 # Uses of a rank's time beside the kinds of computation.
 NO_PROCESSOR, LATE_RANK, BUBBLE_SHARE, SLOWER = "no processor", "late rank", "bubble", "slower than calibrated"
-SHARES = ("data", "host", TRANSFER, LATE_RANK, BUBBLE_SHARE, "disk", "bus", "allocator", NO_PROCESSOR, SLOWER)
 # So much longer than calibrated, products say nothing.
 SLOWER_MIN = 1.1
 
@@ -41,7 +41,7 @@ def waiting_for(replay: Replay, late: int) -> float:
 def _shares_of_rank(
     replay: Replay, trace: RankTrace, rank: int, host: Mapping[str, float], pipeline: bool
 ) -> dict[str, float]:
-    shares = dict.fromkeys((*SHARES, *KINDS), 0.0)
+    shares = dict.fromkeys(SHARES, 0.0)
     seconds: defaultdict[str, float] = defaultdict(float)
     for piece in replay.pieces:
         # Transfers that were hidden cost no time.
@@ -99,7 +99,6 @@ def with_one_micro_batch(fixed: Mapping[str, float], n: int) -> Factor:
 
     fixed: the share of each computing part, and of transfers, that does not shrink with a micro-batch. It is left once.
     """
-
     return lambda piece: 1.0 - fixed.get(piece.kind, 0.0) if 0 <= piece.micro_batch < n - 1 else 1.0
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gptscale.common.measure.step_trace import KINDS
-from gptscale.foresight.verdict.remedies import COMPUTE_BOUND, NO_CAUSE
+from gptscale.foresight.verdict.causes import COMPUTE_BOUND, NO_CAUSE
 
 
 @dataclass(frozen=True)
-class Cause:
+class SizedCause:
     """A cause, the seconds of a step without it, and its share of the step."""
 
     name: str
@@ -35,7 +35,7 @@ class Verdict:
     spread: float
     traced_s: float
     shares: dict[str, float]
-    causes: list[Cause]
+    causes: list[SizedCause]
     late_rank: int | None = None
     taken: float | None = None
     remedy: str = ""
@@ -45,10 +45,10 @@ class Verdict:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def cause(self) -> Cause | None:
+    def cause(self) -> SizedCause | None:
         return next((cause for cause in self.causes if cause.name == self.bound_by), None)
 
-    def gain(self, cause: Cause) -> float:
+    def gain(self, cause: SizedCause) -> float:
         """Return the part of the step that removing a cause would save."""
         return max(0.0, 1 - cause.without_s / self.step_s)
 
@@ -64,7 +64,10 @@ class Verdict:
         rest = [words for words in (self.remedy, self.differs) if words]
         if self.cause is None:
             computing = sum(self.shares.get(kind, 0.0) for kind in KINDS)
-            words = {COMPUTE_BOUND: f"{computing:.0%} of the time is computation", NO_CAUSE: "no cause alone costs 5 %"}
+            words = {
+                COMPUTE_BOUND.word: f"{computing:.0%} of the time is computation",
+                NO_CAUSE.word: "no cause alone costs 5 %",
+            }
             return "; ".join([f"{self.bound_by}: {words[self.bound_by]}", *rest])
         who = f", rank {self.late_rank}" if self.late_rank is not None else ""
         times = f"a step of {1e3 * self.step_s:,.4g} ms would take {1e3 * self.cause.without_s:,.4g} without it"

@@ -73,7 +73,6 @@ class MeasuredCosts(Costs):
     grade: ClassVar[str] = "calibrated"
 
     def seconds(self, work: Work) -> float:
-        """Return how long a piece of work takes by itself."""
         nbytes = work.nbytes or 0.0
         if work.kind == "collective":
             name = "send" if work.name == "receive" else work.name

@@ -67,7 +67,6 @@ class FitOptions:
 
     @property
     def samples(self) -> int:
-        """Return the samples of a step."""
         return self.global_batch_size or 8 * self.gpus
 
 

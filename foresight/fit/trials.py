@@ -83,7 +83,6 @@ class FitRow:
 
     @property
     def fits(self) -> bool:
-        """Return whether its rank fits into the device."""
         return bool(self.found and self.found.memory and not self.found.memory.is_too_large)
 
 

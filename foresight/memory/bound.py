@@ -44,7 +44,6 @@ class Places:
 
     @property
     def on_device(self) -> int:
-        """Return the bytes on the device."""
         return sum(self.device.values())
 
 

@@ -54,12 +54,10 @@ class RankMemory:
 
     @property
     def fits_host(self) -> bool:
-        """Return whether the host holds its part, as far as is known."""
         return self.host_capacity is None or self.host <= self.host_capacity
 
     @property
     def fits(self) -> bool:
-        """Return whether the device and the host hold it."""
         return self.fits_host and not self.out_of_memory and self.needed <= self.capacity
 
     @property
@@ -70,7 +68,6 @@ class RankMemory:
 
     @property
     def is_too_large(self) -> bool:
-        """Return whether it does not fit, not even barely."""
         return not (self.fits or self.fits_barely)
 
     def at_peak(self) -> dict[str, int]:
@@ -85,7 +82,6 @@ class RankMemory:
         return max(0, self.allocated - self.timeline.peak)
 
     def as_json(self) -> dict[str, Any]:
-        """Return all figures in JSON's types."""
         timeline = self.timeline
         return {
             "rank": self.rank,

@@ -50,12 +50,10 @@ class Timeline:
 
     @property
     def peak_at(self) -> int:
-        """Return the time of the peak, 0 where nothing was logged."""
         return int(np.argmax(self.total)) if self.times else 0
 
     @property
     def peak(self) -> int:
-        """Return the most bytes that lived at once."""
         return int(self.total.max(initial=0))
 
     def by_owner(self, time: int) -> dict[str, int]:
@@ -66,7 +64,6 @@ class Timeline:
         return dict(nbytes.most_common())
 
     def part_at(self, time: int) -> str:
-        """Return the part of the step in which `time` lies."""
         return next((part for begin, part in reversed(self.marks) if begin <= time), BUILD)
 
     def curves(self, begin: int, end: int) -> dict[str, np.ndarray]:

@@ -94,11 +94,9 @@ class NoFiles:
         return ended
 
     def new_cpu_locked_tensor(self, numel: int, example: torch.Tensor) -> torch.Tensor:
-        """Return pinned memory."""
         return torch.empty(numel, dtype=example.dtype, pin_memory=True)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor is in pinned memory."""
         return tensor.is_pinned()
 
 

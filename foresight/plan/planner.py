@@ -60,7 +60,6 @@ class WorkPlan:
 
     @property
     def recommended_number(self) -> int:
-        """Return its number in the table."""
         return next(i for i, row in enumerate(self.rows, 1) if row is self.recommended)
 
 

@@ -43,7 +43,6 @@ class Cluster:
 
     @property
     def ranks(self) -> int:
-        """Return the number of devices."""
         return self.nodes * self.per_node
 
     @property

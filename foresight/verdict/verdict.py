@@ -60,7 +60,6 @@ class Verdict:
         return {"bound_by": self.bound_by, **figures, "late_rank": self.late_rank}
 
     def line(self) -> str:
-        """Return the verdict in one line."""
         rest = [words for words in (self.remedy, self.differs) if words]
         if self.cause is None:
             computing = sum(self.shares.get(kind, 0.0) for kind in KINDS)

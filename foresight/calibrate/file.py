@@ -162,14 +162,9 @@ def _finite(figure: Any, name: str, least: float) -> float:
 
 def _text(machines: Iterable[MeasuredMachine]) -> str:
     """Return the file's text, with a line for each measurement."""
-
-    def lines(entries: Iterable[dict[str, Any]]) -> str:
-        return "[" + ",".join(f"\n   {json.dumps(entry)}" for entry in entries) + "]"
-
     parts = []
     for m in machines:
-        operations = ({**t.operation._asdict(), **t._asdict()} for t in m.operations)
-        cells = ({name: v for name, v in o.items() if name != "operation"} for o in operations)
-        head = json.dumps(m.machine._asdict())[:-1]
-        parts.append(f'\n {head},\n  "operations": {lines(cells)}}}')
+        timed = [t.operation._asdict() | t._asdict() for t in m.operations]
+        lines = ",".join(f"\n   {json.dumps({n: v for n, v in cells.items() if n != 'operation'})}" for cells in timed)
+        parts.append(f'\n {json.dumps(m.machine._asdict())[:-1]},\n  "operations": [{lines}]}}')
     return f'{{"format": {FORMAT_VERSION}, "machines": [{",".join(parts)}\n]}}\n'

@@ -21,7 +21,9 @@ def draw_row(row: PlannedRow) -> Figure:
     assert row.simulated is not None
     n_lanes = len(lanes(row.timing.replayed))
     size = (13, max(4.0, 1.6 + 0.34 * n_lanes))
-    figure, axes = subplots(1, 2, size, _title(row), gridspec_kw={"width_ratios": [5, 2]})
+    step = f"{row.timing.seconds * 1e3:,.0f} ms a step ({row.timing.grade}){_left_out(row)}"
+    title = f"{row.name}, micro-batches {row.detail}, on {row.cluster}: {step}"
+    figure, axes = subplots(1, 2, size, title, gridspec_kw={"width_ratios": [5, 2]})
     gantt, memory = axes[0]
     draw_step(gantt, row.timing.replayed)
     stack(memory, row.simulated, list(COLOURS))
@@ -67,11 +69,6 @@ def _left_out(row: PlannedRow) -> str:
     run = row.run
     n = run.batch.grad_accum_steps
     return f"; drawn are {RECORDED} of {n} micro-batches" if run.pp_size == 1 and n > RECORDED else ""
-
-
-def _title(row: PlannedRow) -> str:
-    step = f"{row.timing.seconds * 1e3:,.0f} ms a step ({row.timing.grade}){_left_out(row)}"
-    return f"{row.name}, micro-batches {row.detail}, on {row.cluster}: {step}"
 
 
 def scaling_speeds(plans: Mapping[int, Sequence[PlannedRow]]) -> dict[str, dict[int, float]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gptscale.common.measure.evidence import RunEvidence
 from gptscale.common.measure.step_trace import COMPUTING, KINDS, profiled_processor
-from gptscale.foresight.verdict.calibrated import CalibratedRun
+from gptscale.foresight.verdict.calibrated import UNMEASURED, CalibratedRun
 from gptscale.foresight.verdict.causes import CAUSES, COMPUTE_BOUND, CONTENDED, LATE, NO_CAUSE, WORDS, Steps
 from gptscale.foresight.verdict.replay import Replay
 from gptscale.foresight.verdict.shares import host_shares, shares_of, slowed
@@ -21,20 +21,17 @@ COMPUTING_MIN = 0.6
 LATE_OF_TAKEN = 0.8
 
 
-def judge(evidence: RunEvidence, calibrated: CalibratedRun | None = None) -> Verdict:
-    """Return the verdict on a run. calibrated: what the calibration of its machine expects, if there is one."""
+def judge(evidence: RunEvidence, calibrated: CalibratedRun = UNMEASURED) -> Verdict:
+    """Return the verdict on a run. calibrated: what the calibration of its machine expects."""
     traces, facts = [rank.trace for rank in evidence.ranks], evidence.facts
     threads = not facts.cuda
     replay = Replay(traces, [rank.data_wait_s for rank in evidence.ranks], threads=threads)
     # The profiler does not see the operations that torch.compile makes for a CPU.
     unseen = facts.compiled and not facts.cuda
     host = dict.fromkeys(COMPUTING, 0.0) if unseen else host_shares(traces, threads=threads)
+    processor = [profiled_processor(trace, threads=threads) for trace in traces]
     shares = shares_of(replay, traces, host, facts.pipeline)
-    differs = ""
-    if calibrated is not None:
-        processor = [profiled_processor(trace, threads=threads) for trace in traces]
-        shares = slowed(shares, calibrated.times_slower(traces, processor))
-        differs = calibrated.slow_exchange(replay, traces)
+    shares = slowed(shares, calibrated.times_slower(traces, processor))
     steps = Steps(replay, evidence, shares, host)
     sizes = [(cause.word, cause.size(steps)) for cause in CAUSES]
     causes = sorted((SizedCause(word, *size) for word, size in sizes if size), key=lambda cause: cause.without_s)
@@ -54,7 +51,7 @@ def judge(evidence: RunEvidence, calibrated: CalibratedRun | None = None) -> Ver
         taken=evidence.taken,
         remedy=cause.remedy(facts),
         remedied_s=remedied_s,
-        differs=differs,
+        differs=calibrated.slow_exchange(replay, traces),
         ranks=replay.last_step(),
         notes=list(evidence.notes),
     )

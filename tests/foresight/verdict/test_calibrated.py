@@ -8,7 +8,7 @@ from gptscale.common.process.world import world_of
 from gptscale.foresight.calibrate.file import MeasuredMachine, Operation, TimedOperation, add
 from gptscale.foresight.calibrate.parts import products_of
 from gptscale.foresight.calibrate.worker import this_machine
-from gptscale.foresight.verdict.calibrated import CalibratedRun, calibrated_run, kind_of
+from gptscale.foresight.verdict.calibrated import UNMEASURED, CalibratedRun, calibrated_run, kind_of
 from gptscale.foresight.verdict.replay import Replay
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import resolve
@@ -52,7 +52,7 @@ def test_products_of_a_forward_are_those_of_all_layers():
 
 
 def test_an_unmeasured_machine_expects_nothing(tmp_path):
-    assert calibrated_run(run_of(), traced(LARGE, 0.01), MACHINE, tmp_path / "none.json") is None
+    assert calibrated_run(run_of(), traced(LARGE, 0.01), MACHINE, tmp_path / "none.json") is UNMEASURED
 
 
 def test_products_that_take_longer_than_calibrated(tmp_path):

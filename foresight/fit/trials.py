@@ -51,7 +51,7 @@ IN_TURN = 4
 FEW_IDLE = 4
 VALUELESS = """
 
-from gptscale.foresight.fit.twin import without_values
+from gptscale.foresight.fit.twin import NoFills
 from gptscale.foresight.mock_cuda.host import leave_out_steps
 
 build_with_values = build
@@ -59,7 +59,8 @@ leave_out_steps()
 
 
 def build():
-    return without_values(build_with_values)"""
+    with NoFills():
+        return build_with_values()"""
 
 
 @dataclass(frozen=True)

@@ -78,12 +78,6 @@ def on_meta() -> Iterator[None]:
         yield
 
 
-def without_values(build: Callable[[], nn.Module]) -> nn.Module:
-    """Build a model on the host, and spend no time on its values."""
-    with NoFills():
-        return build()
-
-
 def blocks_of(model: nn.Module) -> list[str]:
     """Return the classes of the blocks: each repeats, in a list if there is one. The first has the most weights.
 

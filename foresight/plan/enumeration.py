@@ -13,7 +13,6 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.foresight.memory.bound import HOLDERS
 from gptscale.foresight.plan.question import Cluster, Resolve
 from gptscale.recipes import RECIPES, Recipe
 
@@ -33,8 +32,7 @@ def enumerate_runs(
     groups, left_out = list[list[Candidate]](), dict[str, str]()
     for name in recipes:
         row = RECIPES[name]
-        unknown = "" if row.memory in HOLDERS else f"no layout is known by the name {row.memory}"
-        if why := row.own_work or "it needs a CUDA device" * (row.needs_cuda and cluster.is_cpu) or unknown:
+        if why := row.own_work or "it needs a CUDA device" * (row.needs_cuda and cluster.is_cpu):
             left_out[name] = why
             continue
         try:

@@ -24,12 +24,8 @@ def shares_of(
     host: the share of each computing part that is the host's, while it has a processor. A rank that is neither at work nor
     transferring waits for another: for a late rank, or in a pipeline for another stage.
     """
-    return min((_shares_of_rank(replay, traces[i], i, host, pipeline) for i in range(replay.n_ranks)), key=waiting)
-
-
-def waiting(shares: Mapping[str, float]) -> float:
-    """Return the share in which a rank waits for others to come."""
-    return shares[LATE_RANK] + shares[BUBBLE_SHARE]
+    of_ranks = (_shares_of_rank(replay, traces[i], i, host, pipeline) for i in range(replay.n_ranks))
+    return min(of_ranks, key=lambda shares: shares[LATE_RANK] + shares[BUBBLE_SHARE])
 
 
 def waiting_for(replay: Replay, late: int) -> float:

@@ -14,7 +14,6 @@ from gptscale.foresight.plan.report import headline
 from gptscale.foresight.plan.rows import PlannedRow, places_of, words_of
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import check_without_device
-from gptscale.recipes import RECIPES
 
 OURS = "single,ddp,fsdp,fsdp_offload,zero1,zero2,zero3,zero_offload,zero_infinity,tensor_parallel,pipeline,hybrid_3d"
 
@@ -39,12 +38,10 @@ def plan_row(run, config, cluster):
     return PlannedRow(run, config, cluster, places_of(run, config), 1.0)
 
 
-def test_tensor_ranks_divide_heads_and_an_unknown_layout_is_not_planned(monkeypatch):
-    monkeypatch.setitem(RECIPES, "ddp", RECIPES["ddp"]._replace(memory="drift"))
+def test_tensor_ranks_divide_heads():
     cluster = gpu_cluster("h100-80", 1, 8, None)
     config = RunConfig(model="gpt2-xl", global_batch_size=32, precision="bf16", device="cuda")
-    groups, left_out = enumerate_runs(config, cluster, ["ddp", "tensor_parallel", "hybrid_3d"], resolver(8, "cuda"))
-    assert left_out["ddp"] == "no layout is known by the name drift"
+    groups, left_out = enumerate_runs(config, cluster, ["tensor_parallel", "hybrid_3d"], resolver(8, "cuda"))
     assert "25" in left_out["tensor_parallel"]
     assert {group[0][0].tp_size for group in groups} == {1}
 

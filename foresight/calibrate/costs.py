@@ -93,7 +93,7 @@ class MeasuredCosts(Costs):
 
 def nearest(machines: Sequence[MeasuredMachine], machine: CalibratedMachine) -> MeasuredMachine | None:
     """Return the measurements that resemble `machine` most, the last of equals. Those of another device say nothing."""
-    # Of equals `max` takes the first.
+    # `max` takes the first of equals.
     alike = (m for m in reversed(machines) if m.machine.device == machine.device)
     names = ("world", "threads", "torch")
     return max(alike, key=lambda m: [getattr(m.machine, n) == getattr(machine, n) for n in names], default=None)

@@ -112,7 +112,8 @@ def draw(ranks: Sequence[RankMemory], title: str) -> Figure:
     """Draw the memory over the last step by owner, of each rank beside the others, on one scale."""
     figure, axes = subplots(1, len(ranks), (4.5 + 4.0 * len(ranks), 4.4), sharey=True)
     figure.suptitle(title, fontsize=10, x=0.01, horizontalalignment="left")
-    kinds = [kind for kind in COLOURS if any(kind in _curves(rank) for rank in ranks)]
+    drawn = {kind for rank in ranks for kind in _curves(rank)}
+    kinds = [kind for kind in COLOURS if kind in drawn]
     for axis, rank in zip(axes[0], ranks, strict=True):
         stack(axis, rank, kinds)
     axes[0][0].set_ylabel("GiB")
@@ -141,7 +142,7 @@ def _curves(rank: RankMemory) -> dict[str, np.ndarray]:
     """Return the curves of the last step, thinned so that each point is the one of the highest total around it."""
     timeline = rank.timeline
     begin = timeline.steps[-1] if timeline.steps else 0
-    curves = {kind if kind in COLOURS else OTHER: of for kind, of in timeline.curves(begin, timeline.times).items()}
+    curves = {kind if kind in COLOURS else OTHER: of for kind, of in timeline.curves(begin).items()}
     total = timeline.total[begin : timeline.times]
     every = max(1, len(total) // POINTS)
     chosen = [i + int(np.argmax(total[i : i + every])) for i in range(0, len(total), every)]

@@ -57,11 +57,11 @@ class CalibratedRun:
         )
         return max(1.0, traced_s / len(traces) / self.products_s)
 
-    def slow_exchange(self, replay: Replay, traces: Sequence[RankTrace]) -> str:
+    def slow_exchange(self, replay: Replay) -> str:
         """Return in words the kind of exchange that lost most to a slow link, empty if none is slow."""
         seconds: dict[Kind, list[float]] = defaultdict(list)
-        for trace, segments, rank in zip(traces, replay.segments, range(len(traces)), strict=True):
-            for mark in segments:
+        for rank, trace in enumerate(replay.traces):
+            for mark in replay.segments[rank]:
                 if mark.waits and mark.exchange >= 0:
                     seconds[kind_of(trace.exchanges[mark.exchange])].append(replay.waits[rank, mark.begin].transfer_s)
         lost = {

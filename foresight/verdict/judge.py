@@ -30,7 +30,7 @@ def judge(evidence: RunEvidence, calibrated: CalibratedRun = UNMEASURED) -> Verd
     unseen = facts.compiled and not facts.cuda
     host = dict.fromkeys(COMPUTING, 0.0) if unseen else host_shares(traces, threads=threads)
     processor = [profiled_processor(trace, threads=threads) for trace in traces]
-    shares = shares_of(replay, traces, host, facts.pipeline)
+    shares = shares_of(replay, host, facts.pipeline)
     shares = slowed(shares, calibrated.times_slower(traces, processor))
     steps = Steps(replay, evidence, shares, host)
     sizes = [(cause.word, cause.size(steps)) for cause in CAUSES]
@@ -51,7 +51,7 @@ def judge(evidence: RunEvidence, calibrated: CalibratedRun = UNMEASURED) -> Verd
         taken=evidence.taken,
         remedy=cause.remedy(facts),
         remedied_s=remedied_s,
-        differs=calibrated.slow_exchange(replay, traces),
+        differs=calibrated.slow_exchange(replay),
         ranks=replay.last_step(),
         notes=list(evidence.notes),
     )

@@ -16,15 +16,13 @@ NO_PROCESSOR, LATE_RANK, BUBBLE_SHARE, SLOWER = "no processor", "late rank", "bu
 SLOWER_MIN = 1.1
 
 
-def shares_of(
-    replay: Replay, traces: Sequence[RankTrace], host: Mapping[str, float], pipeline: bool
-) -> dict[str, float]:
+def shares_of(replay: Replay, host: Mapping[str, float], pipeline: bool) -> dict[str, float]:
     """Return the shares of the slowest rank's time: of the one that waits least for others.
 
     host: the share of each computing part that is the host's, while it has a processor. A rank that is neither at work nor
     transferring waits for another: for a late rank, or in a pipeline for another stage.
     """
-    of_ranks = (_shares_of_rank(replay, traces[i], i, host, pipeline) for i in range(replay.n_ranks))
+    of_ranks = (_shares_of_rank(replay, rank, host, pipeline) for rank in range(replay.n_ranks))
     return min(of_ranks, key=lambda shares: shares[LATE_RANK] + shares[BUBBLE_SHARE])
 
 
@@ -34,9 +32,7 @@ def waiting_for(replay: Replay, late: int) -> float:
     return min(1.0, total / (replay.seconds * max(1, replay.n_ranks - 1)))
 
 
-def _shares_of_rank(
-    replay: Replay, trace: RankTrace, rank: int, host: Mapping[str, float], pipeline: bool
-) -> dict[str, float]:
+def _shares_of_rank(replay: Replay, rank: int, host: Mapping[str, float], pipeline: bool) -> dict[str, float]:
     shares = dict.fromkeys(SHARES, 0.0)
     seconds: defaultdict[str, float] = defaultdict(float)
     for piece in replay.pieces:
@@ -50,7 +46,7 @@ def _shares_of_rank(
             shares[kind if kind in shares else "host"] += part
             continue
         shares["host"] += host[kind] * part
-        work_s = trace.work_s.get(kind, {})
+        work_s = replay.traces[rank].work_s.get(kind, {})
         all_work_s = sum(work_s.values())
         for name in KINDS:
             shares[name] += (

@@ -51,8 +51,6 @@ def test_a_saved_row_starts_a_run_and_contradictions_are_refused(tmp_path, capsy
     assert f"--plan {plan}" in out
     with pytest.raises(ConfigError, match="not what the plan predicts: micro_batch_size"):
         run([*its, "--micro-batch-size", "1"])
-    with pytest.raises(ConfigError, match="no row 9"):
-        run([*its, "--plan-row", "9"])
 
 
 def test_more_devices_are_drawn(tmp_path):

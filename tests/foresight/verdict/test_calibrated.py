@@ -77,14 +77,14 @@ def test_a_calibration_with_a_wide_spread_expects_nothing_of_products(tmp_path):
 )
 def test_an_exchange_that_is_slower_than_calibrated(tmp_path, wait_s, words):
     traces = traced(LARGE, wait_s)
-    assert calibrated(tmp_path, traces).slow_exchange(Replay(traces), traces) == words
+    assert calibrated(tmp_path, traces).slow_exchange(Replay(traces)) == words
 
 
 def test_a_small_exchange_is_told_in_milliseconds():
     traces = traced(SMALL, 0.03)
     kind = kind_of(traces[0].exchanges[0])
     assert kind == ("all-reduce", SMALL, 2)
-    words = CalibratedRun(None, {kind: 0.001}).slow_exchange(Replay(traces), traces)
+    words = CalibratedRun(None, {kind: 0.001}).slow_exchange(Replay(traces))
     assert words == "all-reduce of 4,096 bytes 30 ms, calibrated 1"
     # Without a calibration nothing is compared.
-    assert CalibratedRun().slow_exchange(Replay(traces), traces) == ""
+    assert CalibratedRun().slow_exchange(Replay(traces)) == ""

@@ -11,7 +11,6 @@ from gptscale.common.measure.evidence import EVIDENCE, RANKS_MAX, RankEvidence, 
 from gptscale.common.measure.limits import TAKEN_MAX
 from gptscale.common.settings.command_line import parse
 from gptscale.foresight.commands import why
-from gptscale.foresight.commands.why import draw
 from gptscale.foresight.verdict import of_run
 from gptscale.foresight.verdict.causes import CAUSES, WORDS
 from gptscale.foresight.verdict.files import read_verdict, write_verdict
@@ -186,7 +185,6 @@ def test_why_explains_a_verdict(tmp_path, capsys):
     assert "products" in out
     assert "others took 2.0%" in out
     assert (tmp_path / "why.png").stat().st_size > 10_000
-    assert draw(verdict, tmp_path / "again.png").is_file()
 
 
 @pytest.mark.parametrize(
@@ -197,27 +195,26 @@ def test_why_explains_a_verdict(tmp_path, capsys):
         ("{}", "cut or damaged"),
         ('{"format_version": 9}', "has version 9, not 1"),
         ("[" * 100_000, "cut or damaged"),
+        ('{"format_version": 1, "bound_by": "comp', "cut or damaged"),
+        ({"bound_by": "haunted"}, "cut or damaged"),
+        ({"step_s": -1}, "cut or damaged"),
+        ({"causes": 3}, "cut or damaged"),
+        ({"ranks": [["x"]]}, "cut or damaged"),
+        ({"late_rank": "x"}, "cut or damaged"),
+        ({"shares": {"data": "many"}}, "cut or damaged"),
     ],
 )
 def test_a_bad_verdict_is_one_line(tmp_path, content, what):
+    file = tmp_path / "verdict.json"
+    if isinstance(content, dict):
+        write_verdict(tmp_path, verdict_on(HEALTHY, HEALTHY))
+        content = json.dumps(json.loads(file.read_text()) | content)
     if content is not None:
-        (tmp_path / "verdict.json").write_text(content)
+        file.write_text(content)
     with pytest.raises(ConfigError, match=what):
         read_verdict(tmp_path)
     with pytest.raises(ConfigError, match="does not exist"):
         read_verdict(tmp_path / "gone")
-
-
-def test_a_cut_or_changed_verdict_is_one_line(tmp_path):
-    write_verdict(tmp_path, verdict_on(HEALTHY, HEALTHY))
-    whole = (tmp_path / "verdict.json").read_text()
-    content = json.loads(whole)
-    changes = [("bound_by", "haunted"), ("step_s", -1), ("causes", 3), ("ranks", [["x"]]), ("late_rank", "x")]
-    changes.append(("shares", {"data": "many"}))
-    for damaged in [whole[: len(whole) // 2], *(json.dumps(content | {key: value}) for key, value in changes)]:
-        (tmp_path / "verdict.json").write_text(damaged)
-        with pytest.raises(ConfigError, match="cut or damaged"):
-            read_verdict(tmp_path)
 
 
 def test_of_a_large_world_some_ranks_are_judged_and_the_slowest_among_them():

@@ -42,10 +42,9 @@ def draw_scaling(speeds: Mapping[str, Mapping[int, float]], title: str) -> Figur
         total.plot(counts, figures, marker="o", label=name)
         each.plot(counts, [speed / n for n, speed in by_devices.items()], marker="o", label=name)
     counts = sorted({n for by_devices in speeds.values() for n in by_devices})
-    if counts and speeds:
-        first = max((by[counts[0]] for by in speeds.values() if counts[0] in by), default=0.0)
-        in_proportion = [first * n / counts[0] for n in counts]
-        total.plot(counts, in_proportion, color="#bbbbbb", linestyle="--", label="in proportion")
+    first = max(by_devices[counts[0]] for by_devices in speeds.values() if counts[0] in by_devices)
+    in_proportion = [first * n / counts[0] for n in counts]
+    total.plot(counts, in_proportion, color="#bbbbbb", linestyle="--", label="in proportion")
     total.set_yscale("log", base=2)
     for axis, what in ((total, "tokens/s"), (each, "tokens/s of each device")):
         axis.set_xscale("log", base=2)

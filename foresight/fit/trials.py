@@ -129,12 +129,9 @@ class Trials:
 
     def _task(self, rank: int, **options: Any) -> ProgramTask:
         words = (*COMMAND, "1", "train.py", "--steps", str(simulation.STEPS))
-        device, numbers = (
-            device_named(self.cluster.device),
-            (self.cluster.per_node, simulation.STEPS, simulation.LIMIT_S),
-        )
+        device, sizes = device_named(self.cluster.device), (self.cluster.per_node, simulation.STEPS, simulation.LIMIT_S)
         options |= {"torch_folder": torch_of(sys.executable), "balanced_experts": True}
-        return ProgramTask(words, self.cluster.ranks, str(rank), device, *numbers, **options)
+        return ProgramTask(words, self.cluster.ranks, str(rank), device, *sizes, **options)
 
     @cached_property
     def doubled(self) -> Recording:

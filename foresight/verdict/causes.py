@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gptscale.common.measure.evidence import RunEvidence, RunFacts
 from gptscale.common.measure.limits import TAKEN_MAX
-from gptscale.common.measure.step_trace import HOST_MIN, TRANSFER
+from gptscale.common.measure.step_trace import COMPUTING, HOST_MIN, TRANSFER, profiled_processor
+from gptscale.foresight.verdict.calibrated import CalibratedRun
 from gptscale.foresight.verdict.replay import Replay
 from gptscale.foresight.verdict.shares import (
     BUBBLE_SHARE,
+    host_shares,
+    shares_of,
+    slowed,
     waiting_for,
     with_one_micro_batch,
     with_processors,
@@ -30,29 +34,33 @@ MORE_MICRO_BATCHES = 4
 
 
 class Steps:
-    """The traced steps of a run, from which causes are sized.
+    """The steps of a run, from which causes are sized.
 
     shares: of the slowest rank. host: the host's share of each computing part. late: the rank with `late_ratio` times the work of
     the others. traced_s: the mean traced step. median_s: that of the timed steps.
     """
 
-    def __init__(
-        self, replay: Replay, evidence: RunEvidence, shares: Mapping[str, float], host: Mapping[str, float]
-    ) -> None:
-        self.replay, self.shares, self.host = replay, shares, host
-        self.facts, self.taken = evidence.facts, evidence.taken
-        self.traced_s, self.median_s = replay.step_s(), statistics.median(evidence.step_times_s)
+    def __init__(self, evidence: RunEvidence, calibrated: CalibratedRun) -> None:
+        self.facts, self.taken, ranks = evidence.facts, evidence.taken, evidence.ranks
+        traces, threads = [rank.trace for rank in ranks], not self.facts.cuda
+        self.replay = Replay(traces, [rank.data_wait_s for rank in ranks], threads=threads)
+        # The profiler does not see the operations that torch.compile makes for a CPU.
+        unseen = self.facts.compiled and not self.facts.cuda
+        self.host = dict.fromkeys(COMPUTING, 0.0) if unseen else host_shares(traces, threads=threads)
+        processor = [profiled_processor(trace, threads=threads) for trace in traces]
+        shares = shares_of(self.replay, self.host, self.facts.pipeline)
+        self.shares = slowed(shares, calibrated.times_slower(traces, processor))
+        self.traced_s, self.median_s = self.replay.step_s(), statistics.median(evidence.step_times_s)
         # Without what the timed steps say of a late rank, the traced ones tell.
-        self.late, self.late_ratio = replay.most_own_work()
+        self.late, self.late_ratio = self.replay.most_own_work()
         if evidence.late is not None:
             late, self.late_ratio = evidence.late
-            self.late = next((i for i, rank in enumerate(evidence.ranks) if rank.trace.rank == late), self.late)
-        ranks = evidence.ranks
+            self.late = next((i for i, trace in enumerate(traces) if trace.rank == late), self.late)
         with_right_threads = (rank.right_threads_s for rank in ranks if rank.right_threads_s is not None)
         self.right_threads_s = max(with_right_threads, default=None)
         # Times that do not shrink with the tokens, where measured. Short products and exchanges are slow without a host too.
         measured = {part: statistics.fmean(rank.fixed[part] for rank in ranks) for part in ranks[0].fixed}
-        self.fixed = {**host, **measured} if shares["host"] >= HOST_MIN else host
+        self.fixed = self.host | measured if self.shares["host"] >= HOST_MIN else self.host
 
     def timed(self, seconds: float) -> float:
         """Return the timed step that belongs to a traced one."""

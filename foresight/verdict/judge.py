@@ -6,11 +6,9 @@ import statistics
 from collections.abc import Sequence
 
 from gptscale.common.measure.evidence import RunEvidence
-from gptscale.common.measure.step_trace import COMPUTING, KINDS, profiled_processor
+from gptscale.common.measure.step_trace import KINDS
 from gptscale.foresight.verdict.calibrated import UNMEASURED, CalibratedRun
 from gptscale.foresight.verdict.causes import CAUSES, COMPUTE_BOUND, CONTENDED, LATE, NO_CAUSE, WORDS, Steps
-from gptscale.foresight.verdict.replay import Replay
-from gptscale.foresight.verdict.shares import host_shares, shares_of, slowed
 from gptscale.foresight.verdict.verdict import SizedCause, Verdict
 
 # A cause that gives less is not worth a word.
@@ -23,21 +21,11 @@ LATE_OF_TAKEN = 0.8
 
 def judge(evidence: RunEvidence, calibrated: CalibratedRun = UNMEASURED) -> Verdict:
     """Return the verdict on a run. calibrated: what the calibration of its machine expects."""
-    traces, facts = [rank.trace for rank in evidence.ranks], evidence.facts
-    threads = not facts.cuda
-    replay = Replay(traces, [rank.data_wait_s for rank in evidence.ranks], threads=threads)
-    # The profiler does not see the operations that torch.compile makes for a CPU.
-    unseen = facts.compiled and not facts.cuda
-    host = dict.fromkeys(COMPUTING, 0.0) if unseen else host_shares(traces, threads=threads)
-    processor = [profiled_processor(trace, threads=threads) for trace in traces]
-    shares = shares_of(replay, host, facts.pipeline)
-    shares = slowed(shares, calibrated.times_slower(traces, processor))
-    steps = Steps(replay, evidence, shares, host)
+    steps = Steps(evidence, calibrated)
     sizes = [(cause.word, cause.size(steps)) for cause in CAUSES]
     causes = sorted((SizedCause(word, *size) for word, size in sizes if size), key=lambda cause: cause.without_s)
     spread = spread_of(evidence.step_times_s)
-    computes = sum(shares[kind] for kind in KINDS)
-    without_one = COMPUTE_BOUND if computes >= COMPUTING_MIN else NO_CAUSE
+    without_one = COMPUTE_BOUND if sum(steps.shares[kind] for kind in KINDS) >= COMPUTING_MIN else NO_CAUSE
     cause = WORDS[named(causes, steps.median_s, spread) or without_one.word]
     facts, remedied_s = cause.remedied(steps)
     return Verdict(
@@ -45,14 +33,14 @@ def judge(evidence: RunEvidence, calibrated: CalibratedRun = UNMEASURED) -> Verd
         step_s=steps.median_s,
         spread=spread,
         traced_s=steps.traced_s,
-        shares=shares,
+        shares=steps.shares,
         causes=causes,
-        late_rank=traces[steps.late].rank if cause is LATE else None,
+        late_rank=evidence.ranks[steps.late].trace.rank if cause is LATE else None,
         taken=evidence.taken,
         remedy=cause.remedy(facts),
         remedied_s=remedied_s,
-        differs=calibrated.slow_exchange(replay),
-        ranks=replay.last_step(),
+        differs=calibrated.slow_exchange(steps.replay),
+        ranks=steps.replay.last_step(),
         notes=list(evidence.notes),
     )
 

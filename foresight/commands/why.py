@@ -12,7 +12,7 @@ from gptscale.common.errors import ConfigError, visible
 from gptscale.common.settings.checks import check_output_file
 from gptscale.common.settings.command_line import parse
 from gptscale.foresight.price.picture import filled
-from gptscale.foresight.verdict.verdict import Verdict
+from gptscale.foresight.verdict.judge import Verdict
 from gptscale.results.render import DPI, SHARES, subplots
 
 

@@ -15,7 +15,7 @@ from gptscale.common.measure.evidence import VERDICT
 from gptscale.common.measure.step_trace import RankTrace
 from gptscale.common.settings import user_file
 from gptscale.foresight.verdict.causes import WORDS
-from gptscale.foresight.verdict.verdict import SizedCause, Verdict
+from gptscale.foresight.verdict.judge import SizedCause, Verdict
 from gptscale.results.record.files import replace_file, write_json
 
 FORMAT_VERSION = 1

@@ -1,15 +1,16 @@
-"""Judge traced steps: size each cause by playing the steps without it, and name the largest that is worth a word."""
+"""The verdict on a run: its steps are replayed without each cause, and the largest that is worth a word is named."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from gptscale.common.measure.evidence import RunEvidence
 from gptscale.common.measure.step_trace import KINDS
 from gptscale.foresight.verdict.calibrated import UNMEASURED, CalibratedRun
 from gptscale.foresight.verdict.causes import CAUSES, COMPUTE_BOUND, CONTENDED, LATE, NO_CAUSE, WORDS, Steps
-from gptscale.foresight.verdict.verdict import SizedCause, Verdict
 
 # A cause that gives less is not worth a word.
 GAIN_MIN = 0.05
@@ -17,6 +18,67 @@ GAIN_MIN = 0.05
 COMPUTING_MIN = 0.6
 # A late rank that costs so much of what others took is named instead of them.
 LATE_OF_TAKEN = 0.8
+
+
+@dataclass(frozen=True)
+class SizedCause:
+    """A cause, the seconds of a step without it, and its share of the step."""
+
+    name: str
+    without_s: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What limits a run.
+
+    bound_by: one of WORDS. step_s: the median of the timed steps. spread: half the range from their p10 to their p90, divided by
+    the median. traced_s: the mean traced step. shares: of the slowest rank's time in the traced steps, with the sum 1. causes:
+    all that could be sized, the largest gain first. remedied_s: the step with the remedy, where that removes a part of the
+    cause. differs: what of the machine is slower than its calibration. ranks: what each did in the last step by marks, as (what,
+    begin, end). notes: what else was seen, a sentence each.
+    """
+
+    bound_by: str
+    step_s: float
+    spread: float
+    traced_s: float
+    shares: dict[str, float]
+    causes: list[SizedCause]
+    late_rank: int | None = None
+    taken: float | None = None
+    remedy: str = ""
+    remedied_s: float | None = None
+    differs: str = ""
+    ranks: list[list[tuple[str, float, float]]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def cause(self) -> SizedCause | None:
+        return next((cause for cause in self.causes if cause.name == self.bound_by), None)
+
+    def gain(self, cause: SizedCause) -> float:
+        """Return the part of the step that removing a cause would save."""
+        return max(0.0, 1 - cause.without_s / self.step_s)
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of the summary row."""
+        if self.cause is None:
+            return {"bound_by": self.bound_by}
+        figures = {"bound_share": self.cause.share, "gain_if_removed": self.gain(self.cause)}
+        return {"bound_by": self.bound_by, **figures, "late_rank": self.late_rank}
+
+    def line(self) -> str:
+        rest = [words for words in (self.remedy, self.differs) if words]
+        if self.cause is None:
+            computing = sum(self.shares.get(kind, 0.0) for kind in KINDS)
+            of_time = f"{computing:.0%} of the time is computation"
+            words = of_time if self.bound_by == COMPUTE_BOUND.word else "no cause alone costs 5 %"
+            return "; ".join([f"{self.bound_by}: {words}", *rest])
+        who = f", rank {self.late_rank}" if self.late_rank is not None else ""
+        times = f"a step of {1e3 * self.step_s:,.4g} ms would take {1e3 * self.cause.without_s:,.4g} without it"
+        return "; ".join([f"{self.bound_by}{who}: {times} (-{self.gain(self.cause):.0%})", *rest])
 
 
 def judge(evidence: RunEvidence, calibrated: CalibratedRun = UNMEASURED) -> Verdict:

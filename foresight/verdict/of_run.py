@@ -17,8 +17,7 @@ from gptscale.common.process.world import DEFAULT_TIMEOUT_S, World
 from gptscale.foresight.calibrate.file import CalibratedMachine
 from gptscale.foresight.verdict.calibrated import UNMEASURED, CalibratedRun, calibrated_run
 from gptscale.foresight.verdict.files import read_versioned, write_trace, write_verdict
-from gptscale.foresight.verdict.judge import judge
-from gptscale.foresight.verdict.verdict import Verdict
+from gptscale.foresight.verdict.judge import Verdict, judge
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import resolve
 from gptscale.results.columns import cell, cells_of, csv_line

@@ -14,9 +14,8 @@ from gptscale.foresight.commands import why
 from gptscale.foresight.verdict import of_run
 from gptscale.foresight.verdict.causes import CAUSES, WORDS
 from gptscale.foresight.verdict.files import read_verdict, write_verdict
-from gptscale.foresight.verdict.judge import judge, named
+from gptscale.foresight.verdict.judge import SizedCause, judge, named
 from gptscale.foresight.verdict.of_run import read_evidence
-from gptscale.foresight.verdict.verdict import SizedCause
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.verdict import tell_verdict
 from gptscale.lenet.run.config import VisionConfig

@@ -13,10 +13,10 @@ CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
     "core": (CORE, 25_326),
-    "foresight": (("foresight",), 11_179),
+    "foresight": (("foresight",), 11_176),
     "lenet": (("lenet",), 6_412),
-    "the package": ((*CORE, *LABS), 42_917),
-    "the tests": (("tests",), 26_893),
+    "the package": ((*CORE, *LABS), 42_914),
+    "the tests": (("tests",), 26_891),
 }
 GPT2 = ("common/settings/gpt_config.py", "common/model/gpt.py")
 LOADED = {

@@ -127,7 +127,7 @@ def add(path: Path, measured: MeasuredMachine) -> list[MeasuredMachine]:
 
 
 def _machine(entry: Any) -> MeasuredMachine:
-    machine = CalibratedMachine(*(kind(entry[name]) for name, kind in _MACHINE.items()))
+    machine = CalibratedMachine(str(entry["device"]), str(entry["torch"]), int(entry["threads"]), int(entry["world"]))
     operations = [
         TimedOperation(
             Operation(str(o["kind"]), tuple(int(n) for n in o["shape"])),
@@ -140,9 +140,6 @@ def _machine(entry: Any) -> MeasuredMachine:
         for o in entry["operations"]
     ]
     return MeasuredMachine(machine, operations)
-
-
-_MACHINE: dict[str, Any] = {"device": str, "torch": str, "threads": int, "world": int}
 
 
 def _finite(figure: Any, name: str, least: float) -> float:

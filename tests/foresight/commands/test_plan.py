@@ -73,10 +73,8 @@ def test_more_devices_are_drawn(tmp_path):
         (["--recipes", "ddp,fsdp", "--model", "gpt3-175b"], "nothing fits .*: fsdp dp8, .*, comes nearest and lacks"),
         (["--explain", "99", "--recipes", "ddp"], "the table has no row 99"),
         (["--here", "--device", "h200"], "--here is this machine"),
-        (["--here", "--host-memory", "9"], "--here is this machine"),
         (["--nproc", "4"], "the devices are --nodes times"),
         (["--scaling"], "the picture has no file"),
-        (["--here", "--calibration", "none.json"], "--here is this machine"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(words, message):

@@ -73,7 +73,6 @@ class MeasuredCosts(Costs):
     grade: ClassVar[str] = "calibrated"
 
     def seconds(self, work: Work) -> float:
-        """Return how long a piece of work takes by itself."""
         nbytes = work.nbytes or 0.0
         if work.kind == "collective":
             name = "send" if work.name == "receive" else work.name
@@ -94,13 +93,10 @@ class MeasuredCosts(Costs):
 
 def nearest(machines: Sequence[MeasuredMachine], machine: CalibratedMachine) -> MeasuredMachine | None:
     """Return the measurements that resemble `machine` most, the last of equals. Those of another device say nothing."""
-    alike = [m for m in machines if m.machine.device == machine.device]
-
-    def likeness(place: int) -> tuple[int, ...]:
-        same = (getattr(alike[place].machine, name) == getattr(machine, name) for name in ("world", "threads", "torch"))
-        return (*map(int, same), place)
-
-    return alike[max(range(len(alike)), key=likeness)] if alike else None
+    # `max` takes the first of equals.
+    alike = (m for m in reversed(machines) if m.machine.device == machine.device)
+    names = ("world", "threads", "torch")
+    return max(alike, key=lambda m: [getattr(m.machine, n) == getattr(machine, n) for n in names], default=None)
 
 
 def costs_for(

@@ -13,16 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from filelock import FileLock, Timeout
-
-from gptscale.common.errors import ConfigError, DataError, StorageError
+from gptscale.common.errors import ConfigError, DataError
 from gptscale.common.process.mock import is_mock
 from gptscale.common.settings.user_file import read_json
 from gptscale.ops.build.cache import root
-from gptscale.results.record.files import replace_file
+from gptscale.results.record.files import locked, replace_file
 
 FORMAT_VERSION = 2
-LOCK_WAIT_S = 60.0
 # More than a hundred thousand measurements.
 FILE_BYTES_MAX = 2**25
 # Two medians of a quiet machine differ by so much.
@@ -119,24 +116,18 @@ def add(path: Path, measured: MeasuredMachine) -> list[MeasuredMachine]:
     if is_mock():
         raise ConfigError("CUDA is a mock that computes nothing", "in --out", "measure on a machine with a GPU")
     today = datetime.date.today().isoformat()
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock", timeout=LOCK_WAIT_S, mode=0o600):
-            machines = read(path)
-            earlier = next((m for m in machines if m.machine == measured.machine), None)
-            if earlier is None:
-                machines.append(earlier := MeasuredMachine(measured.machine))
-            earlier.operations += [timed._replace(date=timed.date or today) for timed in measured.operations]
-            replace_file(path, _text(machines).encode())
-    except Timeout:
-        raise StorageError(f"another process holds {path}.lock", "in --out", "wait, or give another --out") from None
-    except OSError as error:
-        raise StorageError(str(error), "in --out", "give --out FILE in a folder of your own") from error
+    with locked(path):
+        machines = read(path)
+        earlier = next((m for m in machines if m.machine == measured.machine), None)
+        if earlier is None:
+            machines.append(earlier := MeasuredMachine(measured.machine))
+        earlier.operations += [timed._replace(date=timed.date or today) for timed in measured.operations]
+        replace_file(path, _text(machines).encode())
     return machines
 
 
 def _machine(entry: Any) -> MeasuredMachine:
-    machine = CalibratedMachine(*(kind(entry[name]) for name, kind in _MACHINE.items()))
+    machine = CalibratedMachine(str(entry["device"]), str(entry["torch"]), int(entry["threads"]), int(entry["world"]))
     operations = [
         TimedOperation(
             Operation(str(o["kind"]), tuple(int(n) for n in o["shape"])),
@@ -151,9 +142,6 @@ def _machine(entry: Any) -> MeasuredMachine:
     return MeasuredMachine(machine, operations)
 
 
-_MACHINE: dict[str, Any] = {"device": str, "torch": str, "threads": int, "world": int}
-
-
 def _finite(figure: Any, name: str, least: float) -> float:
     if not least <= float(figure) < math.inf:
         raise ValueError(f"{figure} {name}")
@@ -162,14 +150,9 @@ def _finite(figure: Any, name: str, least: float) -> float:
 
 def _text(machines: Iterable[MeasuredMachine]) -> str:
     """Return the file's text, with a line for each measurement."""
-
-    def lines(entries: Iterable[dict[str, Any]]) -> str:
-        return "[" + ",".join(f"\n   {json.dumps(entry)}" for entry in entries) + "]"
-
     parts = []
     for m in machines:
-        operations = ({**t.operation._asdict(), **t._asdict()} for t in m.operations)
-        cells = ({name: v for name, v in o.items() if name != "operation"} for o in operations)
-        head = json.dumps(m.machine._asdict())[:-1]
-        parts.append(f'\n {head},\n  "operations": {lines(cells)}}}')
+        timed = [t.operation._asdict() | t._asdict() for t in m.operations]
+        lines = ",".join(f"\n   {json.dumps({n: v for n, v in cells.items() if n != 'operation'})}" for cells in timed)
+        parts.append(f'\n {json.dumps(m.machine._asdict())[:-1]},\n  "operations": [{lines}]}}')
     return f'{{"format": {FORMAT_VERSION}, "machines": [{",".join(parts)}\n]}}\n'

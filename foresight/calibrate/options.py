@@ -57,7 +57,6 @@ class CalibrateOptions:
         return [RunConfig(data="synthetic", micro_batch_size=size, **shape) for size in dict.fromkeys(sizes)]
 
     def tensor_ranks(self) -> list[int]:
-        """Return the numbers of tensor ranks."""
         heads, words = self.runs()[0].gpt().n_head, self.tp.split(",")
         fits = [n for n in range(1, heads + 1) if heads % n == 0]
         if not all(word.strip().isdecimal() and int(word) in fits for word in words):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -65,11 +65,9 @@ def time_parts(
     return measured | {backward: measured[backward]._replace(seconds=alone)}
 
 
-K = TypeVar("K", bound=Hashable)
 # Least seconds of one timing, so that the clock's grain and a launch do not show.
 ROUND_S = 0.004
 WARM_UP = 2
-REPEATS = 9
 
 
 class Timing(NamedTuple):
@@ -80,39 +78,26 @@ class Timing(NamedTuple):
     repeats: int
 
 
-def timings(calls: Mapping[K, Callable[[], object]], device: torch.device, repeats: int = REPEATS) -> dict[K, Timing]:
+def timings(calls: Calls, device: torch.device, repeats: int) -> dict[Operation, Timing]:
     """Time calls in turn, on all ranks at once, so that a disturbance hits one sample of each."""
-    counts = {name: _count(call, device) for name, call in calls.items()}
-    samples: dict[K, list[float]] = {name: [] for name in calls}
+    counts = {operation: _count(call, device) for operation, call in calls.items()}
+    samples: dict[Operation, list[float]] = {operation: [] for operation in calls}
     for _ in range(repeats):
-        for name, call in calls.items():
-            meet()
-            samples[name].append(timed(call, counts[name], device))
-    return summary(samples)
-
-
-def meet() -> None:
-    """Let ranks begin together."""
-    if dist.is_initialized():
-        dist.barrier()
-
-
-def summary(samples: Mapping[K, Iterable[float]]) -> dict[K, Timing]:
-    """Return the timing of each series of samples, as all ranks together saw it."""
-    own = {name: sorted(series) for name, series in samples.items()}
-    figures = [f for series in own.values() for f in (statistics.median(series), _quartiles(series))]
-    ranks = gather_numbers(figures) if figures else [[]]
-    means = [statistics.fmean(column) for column in zip(*ranks, strict=True)]
-    pairs = zip(means[::2], means[1::2], strict=True)
+        for operation, call in calls.items():
+            if dist.is_initialized():
+                dist.barrier()
+            samples[operation].append(timed(call, counts[operation], device))
+    figures = [figure for series in samples.values() for figure in _median_and_spread(series)]
+    means = [statistics.fmean(of_ranks) for of_ranks in zip(*gather_numbers(figures), strict=True)]
     return {
-        name: Timing(seconds, spread, len(series))
-        for (name, series), (seconds, spread) in zip(own.items(), pairs, strict=True)
+        operation: Timing(seconds, spread, repeats)
+        for operation, seconds, spread in zip(samples, means[::2], means[1::2], strict=True)
     }
 
 
-def _quartiles(series: list[float]) -> float:
-    n = len(series)
-    return (series[(3 * n) // 4 if n > 1 else 0] - series[n // 4]) / 2 / statistics.median(series)
+def _median_and_spread(series: list[float]) -> tuple[float, float]:
+    ordered, n, median = sorted(series), len(series), statistics.median(series)
+    return median, (ordered[3 * n // 4] - ordered[n // 4]) / 2 / median
 
 
 def _count(call: Callable[[], object], device: torch.device) -> int:

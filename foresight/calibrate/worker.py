@@ -7,13 +7,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from gptscale.common.measure.contention import MachineClock, taken_fraction
 from gptscale.common.measure.devices import device_name
@@ -161,17 +159,9 @@ def _message(n_bytes: int, world_size: int, stride: int, device: torch.device) -
     tensor, rank = torch.zeros(max(1, n_bytes // 4), device=device), dist.get_rank()
     is_first = rank // stride % 2 == 0
     other = rank + stride if is_first else rank - stride
+    turns = (dist.send, dist.recv) if is_first else (dist.recv, dist.send)
     # With an odd number the last has nobody to send to.
-    return partial(_there_and_back, tensor, is_first, other) if other < world_size else lambda: None
-
-
-def _there_and_back(tensor: Tensor, is_first: bool, other: int) -> None:
-    if is_first:
-        dist.send(tensor, other)
-        dist.recv(tensor, other)
-    else:
-        dist.recv(tensor, other)
-        dist.send(tensor, other)
+    return lambda: [turn(tensor, other) for turn in turns] if other < world_size else None
 
 
 if __name__ == "__main__":

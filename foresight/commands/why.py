@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import tyro
 
@@ -13,11 +12,8 @@ from gptscale.common.errors import ConfigError, visible
 from gptscale.common.settings.checks import check_output_file
 from gptscale.common.settings.command_line import parse
 from gptscale.foresight.price.picture import filled
-from gptscale.foresight.verdict.verdict import Verdict
+from gptscale.foresight.verdict.judge import Verdict
 from gptscale.results.render import DPI, SHARES, subplots
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -118,7 +114,7 @@ def draw(verdict: Verdict, path: Path) -> Path:
 
     ranks = verdict.ranks
     figure, axes = subplots(2, 1, (13, 3.2 + 0.5 * len(ranks)), verdict.line(), height_ratios=[max(1, len(ranks)), 1])
-    steps: Axes = axes[0, 0]
+    steps = axes[0, 0]
     used: dict[str, str] = {}
     for rank, pieces in enumerate(ranks):
         for what, begin, end in pieces:
@@ -129,7 +125,7 @@ def draw(verdict: Verdict, path: Path) -> Path:
     steps.set_xlabel("ms of the last traced step")
     handles = [Patch(color=colour, label=what) for what, colour in used.items()]
     steps.legend(handles=handles, ncols=8, fontsize=8, frameon=False, loc="lower left", bbox_to_anchor=(0, 1))
-    shares: Axes = axes[1, 0]
+    shares = axes[1, 0]
     begin = 0.0
     for name, share in verdict.shares.items():
         if share >= 5e-4:

@@ -63,19 +63,15 @@ class FitOptions:
             )
         if self.write is not None:
             check_output_file(self.write, "--write")
-            check_new(self.write)
+            path = self.write
+            # It must be a module of its own, or another could not be imported beside it.
+            if path.exists():
+                raise ConfigError(f"{path} is there already", "in --write", "name a new file")
+            if path.suffix != ".py" or not path.stem.isidentifier():
+                raise ConfigError(f"{path.name} is no name of a program", "in --write", "name it train.py")
+            if importlib.util.find_spec(path.stem) is not None:
+                raise ConfigError(f"{path.name} would hide the module {path.stem}", "in --write", "name it train.py")
 
     @property
     def samples(self) -> int:
-        """Return the samples of a step."""
         return self.global_batch_size or 8 * self.gpus
-
-
-def check_new(path: Path) -> None:
-    """Raise ConfigError for a program that is there already, or that another module could not be imported beside."""
-    if path.exists():
-        raise ConfigError(f"{path} is there already", "in --write", "name a new file")
-    if path.suffix != ".py" or not path.stem.isidentifier():
-        raise ConfigError(f"{path.name} is no name of a program", "in --write", "name it train.py")
-    if importlib.util.find_spec(path.stem) is not None:
-        raise ConfigError(f"{path.name} would hide the module {path.stem}", "in --write", "name it train.py")

@@ -47,6 +47,5 @@ class Parent:
         return self._parents[engine].run(program, environ, output, output)
 
     def close(self) -> None:
-        """End it."""
         for name in sorted(self._parents, reverse=True):
             self._parents[name].close()

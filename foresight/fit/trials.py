@@ -53,7 +53,7 @@ IN_TURN = 4
 FEW_IDLE = 4
 VALUELESS = """
 
-from gptscale.foresight.fit.twin import without_values
+from gptscale.foresight.fit.twin import NoFills
 from gptscale.foresight.mock_cuda.host import leave_out_steps
 
 build_with_values = build
@@ -61,7 +61,8 @@ leave_out_steps()
 
 
 def build():
-    return without_values(build_with_values)"""
+    with NoFills():
+        return build_with_values()"""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,6 @@ class FitRow:
 
     @property
     def fits(self) -> bool:
-        """Return whether its rank fits into the device."""
         return bool(self.found and self.found.memory and not self.found.memory.is_too_large)
 
 

@@ -29,7 +29,6 @@ class NoFills(TorchFunctionMode):
     """Skip every call that fills a tensor with random values."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return the tensor as it is, or what the function returns."""
         if getattr(function, "__name__", "") in FILLS:
             return args[0] if args else kwargs["tensor"]
         return function(*args, **(kwargs or {}))
@@ -39,7 +38,6 @@ class Smooth(TorchFunctionMode):
     """Replace ReLU and its like by smooth functions: at a kink two right programs differ by more than rounding."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return GELU for an activation, a mean for a maximum, and what any other function returns."""
         name, options = getattr(function, "__name__", "").strip("_"), kwargs or {}
         if name in KINKED:
             return functional.gelu(args[0])
@@ -53,12 +51,10 @@ class InDouble(Smooth):
     """Compute in double precision what a program computes in single: its rounding is then far below any fault."""
 
     def __enter__(self) -> Any:
-        """Make weights and inputs of double precision, too."""
         torch.set_default_dtype(torch.float64)
         return super().__enter__()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function with fp64 wherever it is asked for fp32, and return what it returns."""
         function = torch.Tensor.double if getattr(function, "__name__", "") == "float" else function
         args = [torch.float64 if each is torch.float32 else each for each in args]
         options = {name: torch.float64 if each is torch.float32 else each for name, each in (kwargs or {}).items()}
@@ -80,12 +76,6 @@ def on_meta() -> Iterator[None]:
 
     with NoFills(), weights_on_meta(wanted):
         yield
-
-
-def without_values(build: Callable[[], nn.Module]) -> nn.Module:
-    """Build a model on the host, and spend no time on its values."""
-    with NoFills():
-        return build()
 
 
 def blocks_of(model: nn.Module) -> list[str]:

@@ -2,7 +2,7 @@
 
 State is exact. Beside it stand what is gathered at once, what blocks keep, and logits. What is under way for a moment, what
 engines reserve and what an allocator rounds is not here: a simulation (foresight/simulate/) says what a run needs, and this says
-which runs are worth one. This module imports nothing heavy.
+which runs are worth one.
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gptscale.common.engines.pipeline.plan import stages_per_rank
 from gptscale.common.engines.rank_shapes import all_shapes, held_shapes, numel, stage_of
+from gptscale.common.model.loss import LOGITS_BYTES
+from gptscale.common.optim.blockwise import BLOCK
+from gptscale.common.optim.compact_adamw import SMALL
+from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.optimizers import OPTIMIZERS
+from gptscale.common.settings.run import Run
 from gptscale.recipes import get
 
-if TYPE_CHECKING:
-    from gptscale.common.recipe_config import RecipeConfig
-    from gptscale.common.settings.run import Run
-
-# of common/optim/compact_adamw.py, blockwise.py and common/model/loss.py, which import torch; a test holds them together
-SMALL, BLOCK = 4096, 256
-LOGITS_BYTES = {"cpu": 2**28, "cuda": 2**30}
 # DeepSpeed's stage 3 keeps up to so many parameters gathered.
 LIVE_PARAMETERS = 1_000_000_000
 # It keeps a weight in files, and lets it go after each use, if a rank's part has so many bytes (MIN_AIO_BYTES there).
@@ -44,7 +42,6 @@ class Places:
 
     @property
     def on_device(self) -> int:
-        """Return the bytes on the device."""
         return sum(self.device.values())
 
 

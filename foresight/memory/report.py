@@ -54,12 +54,10 @@ class RankMemory:
 
     @property
     def fits_host(self) -> bool:
-        """Return whether the host holds its part, as far as is known."""
         return self.host_capacity is None or self.host <= self.host_capacity
 
     @property
     def fits(self) -> bool:
-        """Return whether the device and the host hold it."""
         return self.fits_host and not self.out_of_memory and self.needed <= self.capacity
 
     @property
@@ -70,7 +68,6 @@ class RankMemory:
 
     @property
     def is_too_large(self) -> bool:
-        """Return whether it does not fit, not even barely."""
         return not (self.fits or self.fits_barely)
 
     def at_peak(self) -> dict[str, int]:
@@ -85,7 +82,6 @@ class RankMemory:
         return max(0, self.allocated - self.timeline.peak)
 
     def as_json(self) -> dict[str, Any]:
-        """Return all figures in JSON's types."""
         timeline = self.timeline
         return {
             "rank": self.rank,
@@ -116,7 +112,8 @@ def draw(ranks: Sequence[RankMemory], title: str) -> Figure:
     """Draw the memory over the last step by owner, of each rank beside the others, on one scale."""
     figure, axes = subplots(1, len(ranks), (4.5 + 4.0 * len(ranks), 4.4), sharey=True)
     figure.suptitle(title, fontsize=10, x=0.01, horizontalalignment="left")
-    kinds = [kind for kind in COLOURS if any(kind in _curves(rank) for rank in ranks)]
+    drawn = {kind for rank in ranks for kind in _curves(rank)}
+    kinds = [kind for kind in COLOURS if kind in drawn]
     for axis, rank in zip(axes[0], ranks, strict=True):
         stack(axis, rank, kinds)
     axes[0][0].set_ylabel("GiB")
@@ -145,7 +142,7 @@ def _curves(rank: RankMemory) -> dict[str, np.ndarray]:
     """Return the curves of the last step, thinned so that each point is the one of the highest total around it."""
     timeline = rank.timeline
     begin = timeline.steps[-1] if timeline.steps else 0
-    curves = {kind if kind in COLOURS else OTHER: of for kind, of in timeline.curves(begin, timeline.times).items()}
+    curves = {kind if kind in COLOURS else OTHER: of for kind, of in timeline.curves(begin).items()}
     total = timeline.total[begin : timeline.times]
     every = max(1, len(total) // POINTS)
     chosen = [i + int(np.argmax(total[i : i + every])) for i in range(0, len(total), every)]

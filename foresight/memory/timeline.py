@@ -43,19 +43,21 @@ class Timeline:
     @cached_property
     def total(self) -> np.ndarray:
         """Return the bytes that live after each event."""
+        return self._living(np.ones(len(self.born), dtype=bool))
+
+    def _living(self, chosen: np.ndarray) -> np.ndarray:
+        """Return the bytes of some of the allocations that live after each event."""
         change = np.zeros(self.times + 1, dtype=np.int64)
-        np.add.at(change, self.born, self.nbytes)
-        np.add.at(change, self.died, -self.nbytes)
+        np.add.at(change, self.born[chosen], self.nbytes[chosen])
+        np.add.at(change, self.died[chosen], -self.nbytes[chosen])
         return np.cumsum(change[: self.times])
 
     @property
     def peak_at(self) -> int:
-        """Return the time of the peak, 0 where nothing was logged."""
         return int(np.argmax(self.total)) if self.times else 0
 
     @property
     def peak(self) -> int:
-        """Return the most bytes that lived at once."""
         return int(self.total.max(initial=0))
 
     def by_owner(self, time: int) -> dict[str, int]:
@@ -66,20 +68,12 @@ class Timeline:
         return dict(nbytes.most_common())
 
     def part_at(self, time: int) -> str:
-        """Return the part of the step in which `time` lies."""
         return next((part for begin, part in reversed(self.marks) if begin <= time), BUILD)
 
-    def curves(self, begin: int, end: int) -> dict[str, np.ndarray]:
-        """Return the bytes after each event between two times, for each kind of owner."""
+    def curves(self, begin: int) -> dict[str, np.ndarray]:
+        """Return the bytes after each event from a time on, for each kind of owner."""
         kinds = np.array([kind_of(owner) for owner in self.owner])
-        curves = {}
-        for kind in dict.fromkeys(kinds.tolist()):
-            change = np.zeros(self.times + 1, dtype=np.int64)
-            chosen = kinds == kind
-            np.add.at(change, self.born[chosen], self.nbytes[chosen])
-            np.add.at(change, self.died[chosen], -self.nbytes[chosen])
-            curves[str(kind)] = np.cumsum(change)[begin:end]
-        return curves
+        return {kind: self._living(kinds == kind)[begin:] for kind in dict.fromkeys(kinds.tolist())}
 
 
 def kind_of(owner: str) -> str:

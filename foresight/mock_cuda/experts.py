@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ class BalancedExperts(_python_dispatch.TorchDispatchMode):
             return func(*args, **options)
         if any(kind not in PLAIN for kind in types):
             return NotImplemented
-        inputs = [*_on_device((*args, *options.values()))]
+        inputs = _on_device((args, options))
         if not isinstance(func, torch._ops.OpOverload) or not (inputs or "device" in options):
             return func(*args, **options)
         name = func._schema.name.partition("::")[2]
@@ -63,7 +63,7 @@ class BalancedExperts(_python_dispatch.TorchDispatchMode):
             values = func(*_on_host(args), **_on_host(options))
             return _write(tree_map_only(Tensor, lambda v: torch.empty_like(v, device=inputs[0].device), values), values)
         result = func(*args, **options)
-        outputs = [*_on_device([result])]
+        outputs = _on_device(result)
         integers = [tensor for tensor in outputs if _is_integer(tensor)]
         if "c10d" in func.namespace:
             # Peers hold what this rank holds. What a collective fills comes before what it reads.
@@ -110,13 +110,8 @@ def _are_scores(scores: Tensor, chosen: Tensor) -> bool:
     return bool(rows) and not _is_integer(scores) and 1 < experts <= EXPERTS_MAX and chosen.shape[: len(rows)] == rows
 
 
-def _on_device(values: Iterable[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if type(value) in PLAIN:
-            if value.is_cuda:
-                yield value
-        elif isinstance(value, list | tuple):
-            yield from _on_device(value)
+def _on_device(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if type(leaf) in PLAIN and leaf.is_cuda]
 
 
 def _on_host(value: Any) -> Any:

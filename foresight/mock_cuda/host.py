@@ -7,8 +7,7 @@ csrc/host.c.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -94,11 +93,9 @@ class NoFiles:
         return ended
 
     def new_cpu_locked_tensor(self, numel: int, example: torch.Tensor) -> torch.Tensor:
-        """Return pinned memory."""
         return torch.empty(numel, dtype=example.dtype, pin_memory=True)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor is in pinned memory."""
         return tensor.is_pinned()
 
 
@@ -128,15 +125,13 @@ def _stand_in_for_colossals_kernels() -> None:
         )
 
 
-@contextmanager
-def lone_group(world: World) -> Iterator[None]:
-    """Hold a default process group of `world.world_size` ranks, of which only `world.rank` is there."""
-    if world.device.type == "cuda":
-        torch.cuda.set_device(world.device)
-    backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, rank=world.rank, world_size=world.world_size)
-    yield
-    # There is no peer to say goodbye to. The process is about to end, and its end frees everything.
+def begin_lone_group(world: World) -> None:
+    """Begin a default process group of `world.world_size` ranks, of which only `world.rank` is there.
+
+    There is no peer to say goodbye to. The end of the process frees everything.
+    """
+    torch.cuda.set_device(world.device)
+    dist.init_process_group("cpu:gloo,cuda:nccl", rank=world.rank, world_size=world.world_size)
 
 
 def know_what_peers_send(run: Run, engine: Any) -> None:

@@ -59,7 +59,6 @@ class OperationRecorder(_python_dispatch.TorchDispatchMode):
         return True
 
     def end(self) -> None:
-        """Record no longer."""
         global _recorder
         _recorder = None
         modes.remove(self)

@@ -90,7 +90,8 @@ class Owners:
 
     def begin(self) -> None:
         """Log every allocation from when the program first uses a device, and note modules and backward passes."""
-        torch.cuda._lazy_call(self._record)
+        record_history = torch.cuda.memory._record_memory_history
+        torch.cuda._lazy_call(lambda: record_history("all", context=None, stacks="python", max_entries=ENTRIES_MAX))
         register_module_forward_pre_hook(self._enter_module)
         register_module_forward_hook(self._leave_module, always_call=True)
         stand_ins.wrap(torch.autograd, "_engine_run_backward", self._backward)
@@ -102,9 +103,6 @@ class Owners:
         finally:
             self.leave()
             self._label_gradients([p for model in self._alive() for p in model.parameters()])
-
-    def _record(self) -> None:
-        torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=ENTRIES_MAX)
 
     @property
     def part(self) -> int:
@@ -325,7 +323,7 @@ class ProgramWatch:
             if hasattr(torch._C, name):
                 stand_ins.wrap(torch._C, name, partial(_tell_first, tell))
         observe = vars(torch._C)["_cuda_attach_out_of_memory_observer"]
-        torch.cuda._lazy_call(lambda: observe(self._note_refusal))
+        torch.cuda._lazy_call(lambda: observe(lambda device, asked, *in_use: self.refused_bytes.append(asked)))
         print_error = sys.excepthook
 
         def note_error(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
@@ -392,9 +390,6 @@ class ProgramWatch:
             allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
             steps = max(self.steps.values(), default=0)
             self.intervals.append({"steps": steps, "allocated": allocated, "reserved": reserved})
-
-    def _note_refusal(self, device: int, asked: int, *in_use: int) -> None:
-        self.refused_bytes.append(asked)
 
     def _write(self, ended_by: str) -> None:
         self.reported = True

@@ -9,13 +9,16 @@ import typing
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+import torch
+
 from gptscale.common.errors import ConfigError
+from gptscale.common.process.world import World
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.foresight.memory.bound import HOLDERS
-from gptscale.foresight.plan.question import Cluster, Resolve
-from gptscale.recipes import RECIPES, Recipe
+from gptscale.foresight.plan.question import Cluster
+from gptscale.launchers.run.preflight import resolve
+from gptscale.recipes import RECIPES, Recipe, unsupported
 
 # Ways to keep activations for backward, the fastest first. Who has memory for one gains nothing by the next.
 CHECKPOINTING: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
@@ -27,14 +30,13 @@ Candidate = tuple[Run, RecipeConfig]
 
 
 def enumerate_runs(
-    config: RunConfig, cluster: Cluster, recipes: Sequence[str], resolve: Resolve
+    config: RunConfig, cluster: Cluster, recipes: Sequence[str]
 ) -> tuple[list[list[Candidate]], dict[str, str]]:
     """Return the valid runs in groups that differ in checkpointing alone, its fastest form first, and why recipes have none."""
     groups, left_out = list[list[Candidate]](), dict[str, str]()
     for name in recipes:
         row = RECIPES[name]
-        unknown = "" if row.memory in HOLDERS else f"no layout is known by the name {row.memory}"
-        if why := row.own_work or "it needs a CUDA device" * (row.needs_cuda and cluster.is_cpu) or unknown:
+        if why := row.own_work or "it needs a CUDA device" * (row.needs_cuda and cluster.is_cpu):
             left_out[name] = why
             continue
         try:
@@ -47,7 +49,7 @@ def enumerate_runs(
             group = []
             for mode in CHECKPOINTING:
                 try:
-                    run = resolve(name, dataclasses.replace(request, activation_checkpointing=mode), options)
+                    run = valid_run(name, dataclasses.replace(request, activation_checkpointing=mode), options, cluster)
                 except ConfigError as error:
                     why = why or f"{error.what} ({error.where})"
                     continue
@@ -57,6 +59,17 @@ def enumerate_runs(
         if len(groups) == before:
             left_out[name] = why or _no_mesh(row, cluster)
     return groups, left_out
+
+
+def valid_run(recipe: str, config: RunConfig, own: RecipeConfig, cluster: Cluster) -> Run:
+    """Return a run on a cluster. Raises ConfigError if its options do not work out."""
+    device = torch.device("cpu" if cluster.is_cpu else "cuda")
+    run = resolve(recipe, config, own, World(0, 0, cluster.ranks, device, 600.0))
+    unsupported.check(recipe, run.config, own)
+    if own.offload != "nvme":
+        # A check of nvme would look at this machine's disk.
+        own.check(run)
+    return run
 
 
 def _requests(

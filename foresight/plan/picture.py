@@ -21,7 +21,9 @@ def draw_row(row: PlannedRow) -> Figure:
     assert row.simulated is not None
     n_lanes = len(lanes(row.timing.replayed))
     size = (13, max(4.0, 1.6 + 0.34 * n_lanes))
-    figure, axes = subplots(1, 2, size, _title(row), gridspec_kw={"width_ratios": [5, 2]})
+    step = f"{row.timing.seconds * 1e3:,.0f} ms a step ({row.timing.grade}){_left_out(row)}"
+    title = f"{row.name}, micro-batches {row.detail}, on {row.cluster}: {step}"
+    figure, axes = subplots(1, 2, size, title, gridspec_kw={"width_ratios": [5, 2]})
     gantt, memory = axes[0]
     draw_step(gantt, row.timing.replayed)
     stack(memory, row.simulated, list(COLOURS))
@@ -40,10 +42,9 @@ def draw_scaling(speeds: Mapping[str, Mapping[int, float]], title: str) -> Figur
         total.plot(counts, figures, marker="o", label=name)
         each.plot(counts, [speed / n for n, speed in by_devices.items()], marker="o", label=name)
     counts = sorted({n for by_devices in speeds.values() for n in by_devices})
-    if counts and speeds:
-        first = max((by[counts[0]] for by in speeds.values() if counts[0] in by), default=0.0)
-        in_proportion = [first * n / counts[0] for n in counts]
-        total.plot(counts, in_proportion, color="#bbbbbb", linestyle="--", label="in proportion")
+    first = max(by_devices[counts[0]] for by_devices in speeds.values() if counts[0] in by_devices)
+    in_proportion = [first * n / counts[0] for n in counts]
+    total.plot(counts, in_proportion, color="#bbbbbb", linestyle="--", label="in proportion")
     total.set_yscale("log", base=2)
     for axis, what in ((total, "tokens/s"), (each, "tokens/s of each device")):
         axis.set_xscale("log", base=2)
@@ -67,11 +68,6 @@ def _left_out(row: PlannedRow) -> str:
     run = row.run
     n = run.batch.grad_accum_steps
     return f"; drawn are {RECORDED} of {n} micro-batches" if run.pp_size == 1 and n > RECORDED else ""
-
-
-def _title(row: PlannedRow) -> str:
-    step = f"{row.timing.seconds * 1e3:,.0f} ms a step ({row.timing.grade}){_left_out(row)}"
-    return f"{row.name}, micro-batches {row.detail}, on {row.cluster}: {step}"
 
 
 def scaling_speeds(plans: Mapping[int, Sequence[PlannedRow]]) -> dict[str, dict[int, float]]:

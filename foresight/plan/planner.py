@@ -16,7 +16,7 @@ from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.memory.bound import Places
 from gptscale.foresight.plan.enumeration import Candidate, enumerate_runs
-from gptscale.foresight.plan.question import Cluster, Resolve
+from gptscale.foresight.plan.question import Cluster
 from gptscale.foresight.plan.rows import PlannedRow, Split, Tried, places_of
 from gptscale.foresight.plan.trials import MEASURED
 from gptscale.foresight.price.cost import Costs
@@ -60,7 +60,6 @@ class WorkPlan:
 
     @property
     def recommended_number(self) -> int:
-        """Return its number in the table."""
         return next(i for i, row in enumerate(self.rows, 1) if row is self.recommended)
 
 
@@ -68,7 +67,6 @@ def plan(
     config: RunConfig,
     cluster: Cluster,
     recipes: Sequence[str],
-    resolve: Resolve,
     trial: Trial,
     *,
     wanted: int,
@@ -80,7 +78,7 @@ def plan(
 
     host_memory: bytes of a node, None where it is not known. tell: is told what is tried.
     """
-    groups, left_out = enumerate_runs(config, cluster, recipes, resolve)
+    groups, left_out = enumerate_runs(config, cluster, recipes)
     fitting, nearest, n_listed = list[PlannedRow](), None, 0
     costs = None if cluster.is_cpu else cluster.costs(config.precision)
     for group in groups:

@@ -11,23 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.gpus import GIB, SIMULATED
-from gptscale.common.process.world import World
-from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.plan_file import FORMAT_VERSION, hash_of, options_of
-from gptscale.common.settings.run import Run
-from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.plan.options import PlanOptions
 from gptscale.foresight.plan.planner import WorkPlan, plan
-from gptscale.foresight.plan.question import Cluster, Resolve, cpu_cluster, gpu_cluster
+from gptscale.foresight.plan.question import Cluster, cpu_cluster, gpu_cluster
 from gptscale.foresight.plan.rows import PlannedRow, words_of
 from gptscale.foresight.plan.trials import measured, simulated
 from gptscale.foresight.simulate.interpreters import prepare_mock
-from gptscale.launchers.run.preflight import resolve
-from gptscale.recipes import unsupported
 from gptscale.results.record.files import export
 
 
@@ -41,21 +34,6 @@ def cluster_of(options: PlanOptions) -> Cluster:
     return cpu_cluster(options.nproc or min(8, len(os.sched_getaffinity(0))), psutil.virtual_memory().available)
 
 
-def resolver(ranks: int, device: str) -> Resolve:
-    """Return what makes runs on so many ranks, and raises ConfigError for those that do not work out."""
-    world = World(0, 0, ranks, torch.device(device), 600.0)
-
-    def resolved(recipe: str, config: RunConfig, own: RecipeConfig) -> Run:
-        run = resolve(recipe, config, own, world)
-        unsupported.check(recipe, run.config, own)
-        if own.offload != "nvme":
-            # A check of nvme would look at this machine's disk.
-            own.check(run)
-        return run
-
-    return resolved
-
-
 def plan_for(
     options: PlanOptions, cluster: Cluster, names: Sequence[str], tell: Callable[[str], None] = lambda words: None
 ) -> WorkPlan:
@@ -67,7 +45,6 @@ def plan_for(
         options.work(cluster.ranks),
         cluster,
         names,
-        resolver(cluster.ranks, "cpu" if cluster.is_cpu else "cuda"),
         measured if cluster.is_cpu else simulated,
         wanted=options.rows,
         # Runs of this machine would slow each other down.

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.gpus import SIMULATED
-from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import did_you_mean
-from gptscale.common.settings.run import Run
-from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.calibrate.costs import costs_for
 from gptscale.foresight.memory.constants import outside_of_torch
 from gptscale.foresight.mock_cuda.devices import DEVICES
@@ -20,8 +16,6 @@ from gptscale.foresight.price.cost import INNER_LINKS, OUTER_LINKS, Costs
 
 # The machine that this runs on.
 HERE = "here"
-# Makes a run of a recipe and its options, or raises ConfigError where they do not work out (launchers/run/preflight.py).
-Resolve = Callable[[str, RunConfig, RecipeConfig], Run]
 
 
 @dataclass(frozen=True)
@@ -43,7 +37,6 @@ class Cluster:
 
     @property
     def ranks(self) -> int:
-        """Return the number of devices."""
         return self.nodes * self.per_node
 
     @property

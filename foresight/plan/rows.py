@@ -73,7 +73,6 @@ class PlannedRow:
 
     @property
     def timing(self) -> Tried:
-        """Return what the trial of a row that was tried told."""
         assert self.tried is not None
         return self.tried
 

@@ -51,12 +51,10 @@ class Replayed:
 
     @property
     def only_sends(self) -> float:
-        """Return the seconds in which the device communicates and does nothing else."""
         return sum(end - begin for begin, end in self.exposed())
 
     @property
     def idle(self) -> float:
-        """Return the seconds in which the device does nothing."""
         return self.step_s - sum(end - begin for begin, end in self._covered(self.spans))
 
     def exposed(self) -> list[tuple[float, float]]:

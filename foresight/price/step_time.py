@@ -45,11 +45,9 @@ class PricedStep:
 
     @property
     def bound(self) -> str:
-        """Return what takes the largest part of the step."""
         return max(self.parts, key=lambda kind: self.parts[kind])
 
     def as_json(self) -> dict[str, Any]:
-        """Return all figures in JSON's types."""
         return {**asdict(self), "low_s": self.step_s / SPREAD, "high_s": self.step_s * SPREAD, "bound_by": self.bound}
 
 

@@ -64,7 +64,6 @@ class Whole:
 
     @property
     def largest(self) -> float:
-        """Return the largest of its absolute values."""
         return float(np.abs(self.values).max(initial=0.0))
 
     @property
@@ -96,7 +95,6 @@ class Wholes(Mapping[str, Whole]):
 
     @cached_property
     def largest(self) -> float:
-        """Return the largest absolute value of all."""
         return max((whole.largest for whole in self.values()), default=0.0)
 
 

@@ -40,7 +40,6 @@ class Part:
         return own if self.numel is None else own.view(-1)[self.start : self.start + self.numel]
 
     def cut(self, whole: Tensor) -> Tensor:
-        """Return this part of a whole tensor."""
         if "flat" in self.where:
             start, length = self.where["flat"]
             return whole.reshape(-1)[start : start + length]

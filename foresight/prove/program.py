@@ -79,7 +79,6 @@ class Recording:
 
     @property
     def world(self) -> int:
-        """Return the number of its ranks."""
         return max((fact["world"] for fact in self.by_kind["model"]), default=1)
 
     def steps(self) -> dict[int, int]:

@@ -59,7 +59,6 @@ class Notes:
         self.lines.write(json.dumps({"kind": kind, **facts}) + "\n")
 
     def flush(self) -> None:
-        """Let others read all that was noted."""
         self.values.flush()
         self.lines.flush()
 
@@ -79,7 +78,6 @@ class Reference:
                 self.batches.setdefault(fact["loader"], {}).setdefault(fact["number"], []).append(fact)
 
     def tensor(self, fact: dict[str, Any]) -> Tensor:
-        """Return the tensor of a line."""
         numel, kind = torch.Size(fact["shape"]).numel(), getattr(torch, fact["stored"])
         if not numel:
             return torch.empty(fact["shape"], dtype=kind)
@@ -137,12 +135,10 @@ class Rider:
 
     @property
     def rank(self) -> int:
-        """Return this process's number."""
         return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
 
     @property
     def world(self) -> int:
-        """Return the number of processes."""
         return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
 
     @property

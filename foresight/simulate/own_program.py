@@ -225,18 +225,13 @@ def place_of(command: Sequence[str], name: str) -> tuple[int, str, int]:
 
     name: `batch_size` means `--batch-size 8`, `--batch_size=8` and `batch_size=8`. Raises ConfigError if it is not there once.
     """
-    words = [*command]
     spelled = re.escape(name.lstrip("-")).replace(r"\-", "_").replace("_", "[-_]")
-    of_option = re.compile(rf"(--?)?{spelled}")
-    found = [
-        (i + 1, "", int(words[i + 1]))
-        for i, word in enumerate(words[:-1])
-        if of_option.fullmatch(word) and words[i + 1].isdecimal()
-    ]
-    for i, word in enumerate(words):
-        before, equals, number = word.partition("=")
-        if equals and of_option.fullmatch(before) and number.isdecimal():
-            found.append((i, before + equals, int(number)))
+    found = []
+    for i, (word, following) in enumerate(zip(command, [*command[1:], ""], strict=True)):
+        option, equals, number = word.partition("=")
+        place, before, number = (i, f"{option}=", number) if equals else (i + 1, "", following)
+        if re.fullmatch(rf"(--?)?{spelled}", option) and number.isdecimal():
+            found.append((place, before, int(number)))
     if len(found) != 1 or found[0][2] < 1:
         fix = f"write the command with --{name.lstrip('-')} 1 or another whole number"
         raise ConfigError(f"the command names {name} {len(found)} times with a number", "in --fit", fix)

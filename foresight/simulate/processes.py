@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -114,9 +113,9 @@ def _kill(pid: int) -> None:
 
 def resident(each: psutil.Process) -> int:
     """Return the bytes of memory that a process has for itself."""
-    with suppress(OSError):
-        own = re.search(r"RssAnon:\s*(\d+)", Path(f"/proc/{each.pid}/status").read_text())
-        return 1024 * int(own[1]) if own else 0
+    with suppress(psutil.Error):
+        memory = each.memory_info()
+        return int(memory.rss - memory.shared)
     return 0
 
 

@@ -125,7 +125,6 @@ class Simulation:
 
     @property
     def step(self) -> dict[str, Any] | None:
-        """Return the counts of the recorded step, None if there is none."""
         return summary(self.recorded) if self.recorded else None
 
     def memory(self, host_capacity: int | None = None) -> RankMemory:

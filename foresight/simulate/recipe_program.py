@@ -9,8 +9,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 
 import torch
@@ -24,7 +23,7 @@ from gptscale.common.process.mock import simulating
 from gptscale.common.process.world import World
 from gptscale.common.train import train
 from gptscale.foresight.mock_cuda.boot import TASK, refuse
-from gptscale.foresight.mock_cuda.host import know_what_peers_send, leave_out, lone_group
+from gptscale.foresight.mock_cuda.host import begin_lone_group, know_what_peers_send, leave_out
 from gptscale.foresight.mock_cuda.watch import RECIPE_FACTS, clocks, least_passed
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import ReadyRun, preflight
@@ -37,18 +36,15 @@ TIMED_STEPS, TIMED_S = 3, 3.0
 class Unobserved:
     """The loop's observer, which reads nothing from the device."""
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        yield
+    def waiting(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    paused = waiting
 
     def step(self, step: int, lr: float, result: StepResult) -> bool:
         return False
 
     def evaluated(self, step: int, loss: torch.Tensor) -> None: ...
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        yield
 
 
 def main(argv: list[str]) -> None:
@@ -74,17 +70,16 @@ def main(argv: list[str]) -> None:
 def _train(ready: ReadyRun, steps: int) -> dict[str, object]:
     """Train, and return the bytes of state that the engine holds, and the host's seconds for a step."""
     run = ready.run
-    with ExitStack() as stack:
-        stack.enter_context(lone_group(run.world) if get(run.recipe).axes else nullcontext())
-        engine = get(run.recipe).load().build(run, ready.recipe_config)
-        stack.callback(engine.close)
+    if get(run.recipe).axes:
+        begin_lone_group(run.world)
+    with closing(get(run.recipe).load().build(run, ready.recipe_config)) as engine:
         if hasattr(engine, "plugin"):
             know_what_peers_send(run, engine)
         batches = ready.batches(ready.train, engine.data_rank, engine.data_size)
-        data = stack.enter_context(Prefetcher(batches, run.world.device))
-        train(engine, data, Unobserved(), lr_at=run.lr_at, start=0, steps=steps)
-        state = engine.live_state()
-        return {"state": state and dataclasses.asdict(state), "host_s": _issue_time_s(engine, data, steps)}
+        with Prefetcher(batches, run.world.device) as data:
+            train(engine, data, Unobserved(), lr_at=run.lr_at, start=0, steps=steps)
+            state = engine.live_state()
+            return {"state": state and dataclasses.asdict(state), "host_s": _issue_time_s(engine, data, steps)}
 
 
 def _issue_time_s(engine: Engine, data: Prefetcher, begin: int) -> float:

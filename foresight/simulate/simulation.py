@@ -81,27 +81,24 @@ def kept_simulation(task: ProgramTask, content: str = "") -> Simulation:
     # The folder of a program that is text is another each time.
     facts |= {"folder": ""} if content else {}
     facts["torch"] = (task.torch_folder / "version.py").read_text()
-    kept = _kept() / hashlib.sha256(json.dumps(facts, default=str, sort_keys=True).encode()).hexdigest()
+    try:
+        folder = private(root() / "simulations")
+    except CacheFolderError as error:
+        raise ConfigError(*error.args) from None
+    kept = folder / hashlib.sha256(json.dumps(facts, default=str, sort_keys=True).encode()).hexdigest()
     if kept.exists():
         kept.touch()
         return read_simulation(kept)
-    with tempfile.TemporaryDirectory(dir=kept.parent, prefix="part-") as part:
+    with tempfile.TemporaryDirectory(dir=folder, prefix="part-") as part:
         simulation = run_program(dataclasses.replace(task, keep=Path(part)))
         # It comes into its place whole. Another process may have been as fast.
         with contextlib.suppress(OSError):
             os.rename(part, kept)
     # Another may let the same ones go just now.
     with contextlib.suppress(FileNotFoundError):
-        for oldest in sorted(kept.parent.glob("[0-9a-f]*"), key=lambda folder: folder.stat().st_mtime)[:-KEPT]:
+        for oldest in sorted(folder.glob("[0-9a-f]*"), key=lambda each: each.stat().st_mtime)[:-KEPT]:
             shutil.rmtree(oldest, ignore_errors=True)
     return simulation
-
-
-def _kept() -> Path:
-    try:
-        return private(root() / "simulations")
-    except CacheFolderError as error:
-        raise ConfigError(*error.args) from None
 
 
 @functools.cache

@@ -34,7 +34,7 @@ Kind = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class CalibratedRun:
-    """What a calibration of this machine expects of a run.
+    """What a calibration of this machine expects of a run, nothing if the machine was not measured.
 
     products_s: the mean seconds of a rank's products in a step, None if they are not known well. exchanges_s: the seconds of
     an exchange, by its kind, its bytes and the number of its ranks.
@@ -57,11 +57,11 @@ class CalibratedRun:
         )
         return max(1.0, traced_s / len(traces) / self.products_s)
 
-    def slow_exchange(self, replay: Replay, traces: Sequence[RankTrace]) -> str:
+    def slow_exchange(self, replay: Replay) -> str:
         """Return in words the kind of exchange that lost most to a slow link, empty if none is slow."""
         seconds: dict[Kind, list[float]] = defaultdict(list)
-        for trace, segments, rank in zip(traces, replay.segments, range(len(traces)), strict=True):
-            for mark in segments:
+        for rank, trace in enumerate(replay.traces):
+            for mark in replay.segments[rank]:
                 if mark.waits and mark.exchange >= 0:
                     seconds[kind_of(trace.exchanges[mark.exchange])].append(replay.waits[rank, mark.begin].transfer_s)
         lost = {
@@ -79,6 +79,9 @@ class CalibratedRun:
         return f"{name} of {nbytes:,} bytes {1e3 * measured_s:.3g} ms, calibrated {1e3 * calibrated_s:.3g}"
 
 
+UNMEASURED = CalibratedRun()
+
+
 def kind_of(exchange: TracedExchange) -> Kind:
     """Return what a calibration files an exchange under."""
     name = next((name for k, name in KINDS_OF_EXCHANGES.items() if exchange.kind.startswith(k)), exchange.kind)
@@ -87,11 +90,11 @@ def kind_of(exchange: TracedExchange) -> Kind:
 
 def calibrated_run(
     run: Run, traces: Sequence[RankTrace], machine: CalibratedMachine, file: Path | None = None
-) -> CalibratedRun | None:
-    """Return what the calibration in `file` (default: the package's own) expects, None if the machine was not measured."""
+) -> CalibratedRun:
+    """Return what the calibration in `file` (default: the package's own) expects."""
     measured = nearest(read(file or default_file()), machine)
     if measured is None or measured.machine != machine:
-        return None
+        return UNMEASURED
     timed = measured.combined(run.config.precision)
     known = {operation: time for operation, time in timed.items() if time.spread <= SPREAD_MAX}
     per_node = max(Counter(trace.host for trace in traces).values())

@@ -14,8 +14,8 @@ from gptscale.common.errors import ConfigError, visible
 from gptscale.common.measure.evidence import VERDICT
 from gptscale.common.measure.step_trace import RankTrace
 from gptscale.common.settings import user_file
-from gptscale.foresight.verdict.remedies import WORDS
-from gptscale.foresight.verdict.verdict import Cause, Verdict
+from gptscale.foresight.verdict.causes import WORDS
+from gptscale.foresight.verdict.judge import SizedCause, Verdict
 from gptscale.results.record.files import replace_file, write_json
 
 FORMAT_VERSION = 1
@@ -68,7 +68,7 @@ def _verdict(content: dict[str, Any]) -> Verdict:
     """Return the verdict in the content of a file, or raise ValueError, TypeError or KeyError if it is none."""
     fields_of_verdict = {field.name for field in dataclasses.fields(Verdict)}
     verdict = Verdict(**{name: value for name, value in content.items() if name in fields_of_verdict})
-    causes = [Cause(str(c["name"]), _number(c["without_s"]), _number(c["share"])) for c in verdict.causes]  # type: ignore[index]
+    causes = [SizedCause(str(c["name"]), _number(c["without_s"]), _number(c["share"])) for c in verdict.causes]  # type: ignore[index]
     ranks = [[(str(what), _number(a), _number(b)) for what, a, b in pieces] for pieces in verdict.ranks]
     shares = {visible(str(name)): _number(share) for name, share in verdict.shares.items()}
     for value in (verdict.step_s, verdict.spread, verdict.traced_s, verdict.remedied_s or 0.0):

@@ -1,45 +1,16 @@
-"""Judge traced steps: size each cause by playing the steps without it, and name the largest that is worth a word."""
+"""The verdict on a run: its steps are replayed without each cause, and the largest that is worth a word is named."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from gptscale.common.measure.evidence import RunEvidence, RunFacts
-from gptscale.common.measure.limits import TAKEN_MAX
-from gptscale.common.measure.step_trace import COMPUTING, HOST_MIN, KINDS, TRANSFER, profiled_processor
-from gptscale.foresight.verdict.calibrated import CalibratedRun
-from gptscale.foresight.verdict.remedies import (
-    BUBBLE,
-    BUS,
-    COMPUTE_BOUND,
-    CONTENDED,
-    DATA,
-    DISK,
-    LATE,
-    LAUNCH,
-    LINKS,
-    MEMORY,
-    MORE_MICRO_BATCHES,
-    NO_CAUSE,
-    THREADS,
-    remedy,
-)
-from gptscale.foresight.verdict.replay import Replay
-from gptscale.foresight.verdict.shares import (
-    host_shares,
-    shares_of,
-    slowed,
-    waiting_for,
-    with_one_micro_batch,
-    with_processors,
-    with_rank_as_others,
-    without,
-    without_host,
-)
-from gptscale.foresight.verdict.verdict import Cause, Verdict
+from gptscale.common.measure.evidence import RunEvidence
+from gptscale.common.measure.step_trace import KINDS
+from gptscale.foresight.verdict.calibrated import UNMEASURED, CalibratedRun
+from gptscale.foresight.verdict.causes import CAUSES, COMPUTE_BOUND, CONTENDED, LATE, NO_CAUSE, WORDS, Steps
 
 # A cause that gives less is not worth a word.
 GAIN_MIN = 0.05
@@ -47,47 +18,91 @@ GAIN_MIN = 0.05
 COMPUTING_MIN = 0.6
 # A late rank that costs so much of what others took is named instead of them.
 LATE_OF_TAKEN = 0.8
-# In a pipeline stages are never quite equal. Elsewhere ranks do the same work.
-LATE_RATIO = {True: 1.5, False: 1.1}
 
 
-def judge(evidence: RunEvidence, calibrated: CalibratedRun | None = None) -> Verdict:
-    """Return the verdict on a run. calibrated: what the calibration of its machine expects, if there is one."""
-    traces, facts = [rank.trace for rank in evidence.ranks], evidence.facts
-    threads = not facts.cuda
-    replay = Replay(traces, [rank.data_wait_s for rank in evidence.ranks], threads=threads)
-    # The profiler does not see the operations that torch.compile makes for a CPU.
-    unseen = facts.compiled and not facts.cuda
-    host = dict.fromkeys(COMPUTING, 0.0) if unseen else host_shares(traces, threads=threads)
-    shares = shares_of(replay, traces, host, facts.pipeline)
-    differs = ""
-    if calibrated is not None:
-        processor = [profiled_processor(trace, threads=threads) for trace in traces]
-        shares = slowed(shares, calibrated.times_slower(traces, processor))
-        differs = calibrated.slow_exchange(replay, traces)
-    # Without what the timed steps say of a late rank, the traced ones tell.
-    late, ratio = replay.most_own_work()
-    if evidence.late is not None:
-        late = next((i for i, t in enumerate(traces) if t.rank == evidence.late[0]), late)
-        ratio = evidence.late[1]
-    sizes = Sizes(replay, evidence, shares, host)
-    causes, spread = sizes.causes(late, ratio), spread_of(evidence.step_times_s)
-    computes = sum(shares[kind] for kind in KINDS)
-    word = named(causes, sizes.median_s, spread) or (COMPUTE_BOUND if computes >= COMPUTING_MIN else NO_CAUSE)
-    facts, remedied_s = sizes.remedied(word)
+@dataclass(frozen=True)
+class SizedCause:
+    """A cause, the seconds of a step without it, and its share of the step."""
+
+    name: str
+    without_s: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What limits a run.
+
+    bound_by: one of WORDS. step_s: the median of the timed steps. spread: half the range from their p10 to their p90, divided by
+    the median. traced_s: the mean traced step. shares: of the slowest rank's time in the traced steps, with the sum 1. causes:
+    all that could be sized, the largest gain first. remedied_s: the step with the remedy, where that removes a part of the
+    cause. differs: what of the machine is slower than its calibration. ranks: what each did in the last step by marks, as (what,
+    begin, end). notes: what else was seen, a sentence each.
+    """
+
+    bound_by: str
+    step_s: float
+    spread: float
+    traced_s: float
+    shares: dict[str, float]
+    causes: list[SizedCause]
+    late_rank: int | None = None
+    taken: float | None = None
+    remedy: str = ""
+    remedied_s: float | None = None
+    differs: str = ""
+    ranks: list[list[tuple[str, float, float]]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def cause(self) -> SizedCause | None:
+        return next((cause for cause in self.causes if cause.name == self.bound_by), None)
+
+    def gain(self, cause: SizedCause) -> float:
+        """Return the part of the step that removing a cause would save."""
+        return max(0.0, 1 - cause.without_s / self.step_s)
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of the summary row."""
+        if self.cause is None:
+            return {"bound_by": self.bound_by}
+        figures = {"bound_share": self.cause.share, "gain_if_removed": self.gain(self.cause)}
+        return {"bound_by": self.bound_by, **figures, "late_rank": self.late_rank}
+
+    def line(self) -> str:
+        rest = [words for words in (self.remedy, self.differs) if words]
+        if self.cause is None:
+            computing = sum(self.shares.get(kind, 0.0) for kind in KINDS)
+            of_time = f"{computing:.0%} of the time is computation"
+            words = of_time if self.bound_by == COMPUTE_BOUND.word else "no cause alone costs 5 %"
+            return "; ".join([f"{self.bound_by}: {words}", *rest])
+        who = f", rank {self.late_rank}" if self.late_rank is not None else ""
+        times = f"a step of {1e3 * self.step_s:,.4g} ms would take {1e3 * self.cause.without_s:,.4g} without it"
+        return "; ".join([f"{self.bound_by}{who}: {times} (-{self.gain(self.cause):.0%})", *rest])
+
+
+def judge(evidence: RunEvidence, calibrated: CalibratedRun = UNMEASURED) -> Verdict:
+    """Return the verdict on a run. calibrated: what the calibration of its machine expects."""
+    steps = Steps(evidence, calibrated)
+    sizes = [(cause.word, cause.size(steps)) for cause in CAUSES]
+    causes = sorted((SizedCause(word, *size) for word, size in sizes if size), key=lambda cause: cause.without_s)
+    spread = spread_of(evidence.step_times_s)
+    without_one = COMPUTE_BOUND if sum(steps.shares[kind] for kind in KINDS) >= COMPUTING_MIN else NO_CAUSE
+    cause = WORDS[named(causes, steps.median_s, spread) or without_one.word]
+    facts, remedied_s = cause.remedied(steps)
     return Verdict(
-        bound_by=word,
-        step_s=sizes.median_s,
+        bound_by=cause.word,
+        step_s=steps.median_s,
         spread=spread,
-        traced_s=sizes.traced_s,
-        shares=shares,
+        traced_s=steps.traced_s,
+        shares=steps.shares,
         causes=causes,
-        late_rank=traces[late].rank if word == LATE else None,
+        late_rank=evidence.ranks[steps.late].trace.rank if cause is LATE else None,
         taken=evidence.taken,
-        remedy=remedy(word, facts),
+        remedy=cause.remedy(facts),
         remedied_s=remedied_s,
-        differs=differs,
-        ranks=replay.last_step(),
+        differs=calibrated.slow_exchange(steps.replay),
+        ranks=steps.replay.last_step(),
         notes=list(evidence.notes),
     )
 
@@ -98,95 +113,16 @@ def spread_of(step_times_s: Sequence[float]) -> float:
     return (ordered[-1 - len(ordered) // 10] - ordered[len(ordered) // 10]) / 2 / statistics.median(ordered)
 
 
-class Sizes:
-    """What a step takes without each cause, as a part of the timed steps' median.
+def named(causes: Sequence[SizedCause], step_s: float, spread: float) -> str | None:
+    """Return the word of the cause to name, None if none is worth it.
 
-    shares: of the slowest rank. host: the host's share of each computing part.
+    If others on the machine slow one rank down, and that rank is all that they cost, it is named.
     """
-
-    def __init__(
-        self, replay: Replay, evidence: RunEvidence, shares: Mapping[str, float], host: Mapping[str, float]
-    ) -> None:
-        self.replay, self.shares, self.host = replay, shares, host
-        self.facts, self.taken = evidence.facts, evidence.taken
-        self.traced_s, self.median_s = replay.step_s(), statistics.median(evidence.step_times_s)
-        ranks = evidence.ranks
-        with_right_threads = (rank.right_threads_s for rank in ranks if rank.right_threads_s is not None)
-        self.right_threads_s = max(with_right_threads, default=None)
-        # Times that do not shrink with the tokens, where measured. Short products and exchanges are slow without a host too.
-        measured = {part: statistics.fmean(rank.fixed[part] for rank in ranks) for part in ranks[0].fixed}
-        self.fixed = {**host, **measured} if shares["host"] >= HOST_MIN else host
-
-    def cause(self, name: str, seconds: float, share: float) -> Cause:
-        """Return a cause without which a traced step takes `seconds`, if its machine has the processors for that."""
-        return Cause(name, self.timed(max(seconds, 0.0 if name == LAUNCH else self.replay.processors_s())), share)
-
-    def timed(self, seconds: float) -> float:
-        """Return the timed step that belongs to a traced one."""
-        return self.median_s * min(1.0, seconds / self.traced_s)
-
-    def causes(self, late: int, ratio: float) -> list[Cause]:
-        """Return all causes that can be sized, the largest first. late, ratio: a rank with so many times the others' work."""
-        replay, shares, facts = self.replay, self.shares, self.facts
-        causes = [
-            self.cause(name, replay.step_s(without(kind)), shares[kind])
-            for name, kind in ((DATA, "data"), (LINKS, TRANSFER), (DISK, "disk"), (BUS, "bus"), (MEMORY, "allocator"))
-        ]
-        host = {part: share for part, share in self.fixed.items() if part != TRANSFER}
-        causes.append(self.cause(LAUNCH, replay.step_s(without_host(host)), shares["host"]))
-        if facts.pipeline:
-            causes.append(self.cause(BUBBLE, replay.step_s(ranks_wait=False), shares["bubble"]))
-        ratio_min = LATE_RATIO[facts.pipeline]
-        if ratio >= ratio_min:
-            usual_s = replay.step_s(with_rank_as_others(replay, late, ratio_min))
-            causes.append(self.cause(LATE, usual_s, waiting_for(replay, late)))
-        if self.taken is not None and self.taken > TAKEN_MAX:
-            # The traced steps may have had the machine for themselves. What their threads had of a processor is all they need,
-            # unless a rank's own threads took it from each other.
-            as_taken = facts.cuda or self.right_threads_s is not None
-            alone_s = (
-                self.median_s * (1 - self.taken)
-                if as_taken
-                else max(replay.step_s(with_processors(replay)), replay.processors_s())
-            )
-            causes.append(Cause(CONTENDED, min(self.median_s, alone_s), self.taken))
-        if (right_s := self.right_threads_s) is not None:
-            causes.append(Cause(THREADS, min(self.median_s, right_s), max(0.0, 1 - right_s / self.median_s)))
-        return sorted(causes, key=lambda cause: cause.without_s)
-
-    def remedied(self, word: str) -> tuple[RunFacts, float | None]:
-        """Return the facts with the best number of micro-batches, and the step with the remedy, None if it removes all."""
-        facts = self.facts
-        if word == LAUNCH and facts.grad_accum_steps > 1 and not facts.pipeline:
-            merged = with_one_micro_batch(self.fixed, facts.grad_accum_steps)
-            return facts, self.timed(self.replay.step_s(merged))
-        if word != BUBBLE:
-            return facts, None
-        sequences, filled_s = facts.micro_batch_size * facts.grad_accum_steps, self.replay.step_s(ranks_wait=False)
-        if facts.micro_batch_size == 1:
-            # For as many tokens. A larger batch has more micro-batches, and the same bubble.
-            return facts, self.timed(filled_s + (self.traced_s - filled_s) / MORE_MICRO_BATCHES)
-        host_s = filled_s - self.replay.step_s(without_host(self.host), ranks_wait=False)
-        steps_s = {}
-        for n in (n for n in range(facts.grad_accum_steps + 1, sequences + 1) if sequences % n == 0):
-            # A bubble is as long as a micro-batch, of which each has its own cost for the host.
-            times = n / facts.grad_accum_steps
-            steps_s[n] = filled_s + (self.traced_s - filled_s) / times + host_s * (times - 1)
-        best = min(steps_s, key=lambda n: steps_s[n])
-        return dataclasses.replace(facts, best_micro_batches=best), self.timed(steps_s[best])
-
-
-def named(causes: Sequence[Cause], step_s: float, spread: float) -> str | None:
-    """Return the cause to name, None if none is worth it.
-
-    Others on the machine, and threads that wait for each other, make steps differ, so that the spread says nothing against these.
-    If others slow one rank down, and that rank is all that they cost, it is named. What the host costs is a difference of steps
-    that were measured apart, whose spread is larger.
-    """
-    gains = {c.name: 1 - c.without_s / step_s for c in causes}
-    uneven = {CONTENDED, THREADS} | ({LATE} if CONTENDED in gains else set())
-    spreads = {LAUNCH: math.sqrt(2) * spread} | dict.fromkeys(uneven, 0.0)
-    worth = {n: gain for n, gain in gains.items() if gain >= GAIN_MIN and gain > spreads.get(n, spread)}
-    if LATE in worth and worth[LATE] >= LATE_OF_TAKEN * worth.get(CONTENDED, 0.0):
-        worth.pop(CONTENDED, None)
-    return max(worth, key=lambda name: worth[name], default=None)
+    gains = {cause.name: 1 - cause.without_s / step_s for cause in causes}
+    spreads = {cause.word: cause.spreads * spread for cause in CAUSES}
+    if CONTENDED.word in gains:
+        spreads[LATE.word] = 0.0
+    worth = {word: gain for word, gain in gains.items() if gain >= GAIN_MIN and gain > spreads[word]}
+    if worth.get(LATE.word, 0.0) >= LATE_OF_TAKEN * worth.get(CONTENDED.word, 0.0):
+        worth.pop(CONTENDED.word, None)
+    return max(worth, key=lambda word: worth[word], default=None)

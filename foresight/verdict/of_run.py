@@ -15,10 +15,9 @@ from gptscale.common.measure.step_trace import RankTrace, TracedOperation
 from gptscale.common.process.progress import StepMark
 from gptscale.common.process.world import DEFAULT_TIMEOUT_S, World
 from gptscale.foresight.calibrate.file import CalibratedMachine
-from gptscale.foresight.verdict.calibrated import CalibratedRun, calibrated_run
+from gptscale.foresight.verdict.calibrated import UNMEASURED, CalibratedRun, calibrated_run
 from gptscale.foresight.verdict.files import read_versioned, write_trace, write_verdict
-from gptscale.foresight.verdict.judge import judge
-from gptscale.foresight.verdict.verdict import Verdict
+from gptscale.foresight.verdict.judge import Verdict, judge
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import resolve
 from gptscale.results.columns import cell, cells_of, csv_line
@@ -34,7 +33,7 @@ def judge_run(folder: Path) -> Verdict:
     # Its name is the run's, and the row is in the folder above.
     folder = folder.resolve()
     evidence = read_evidence(folder)
-    verdict = judge(evidence, _calibrated(folder, evidence) if evidence.facts.recipe else None)
+    verdict = judge(evidence, _calibrated(folder, evidence) if evidence.facts.recipe else UNMEASURED)
     write_verdict(folder, verdict)
     traces = [rank.trace for rank in evidence.ranks]
     if any(trace.operations for trace in traces):
@@ -43,7 +42,7 @@ def judge_run(folder: Path) -> Verdict:
     return verdict
 
 
-def _calibrated(folder: Path, evidence: RunEvidence) -> CalibratedRun | None:
+def _calibrated(folder: Path, evidence: RunEvidence) -> CalibratedRun:
     """Return what a calibration of its machine expects of the run that run.json records. Raises ConfigError for a damaged one."""
     content = read_json(folder / "run.json")
     try:

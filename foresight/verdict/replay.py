@@ -164,13 +164,15 @@ HIDDEN_MIN = 0.1
 class Wait:
     """A wait of a rank for an exchange.
 
-    begun: when each of the ranks that take part had begun it. hidden_s: what of the transfer was over when the wait began.
+    begun: when each of the ranks that take part had begun it. kind: that of the exchange and its bytes, if they are known.
+    hidden_s: what of the transfer was over when the wait began.
     """
 
     rank: int
     begin: float
     end: float
     begun: Mapping[int, float]
+    kind: tuple[str, int]
     hidden_s: float = 0.0
 
     @property
@@ -198,7 +200,7 @@ def find_waits(traces: Sequence[RankTrace], segments: Sequence[Sequence[StepMark
         for n, together in enumerate(zip(*unnamed, strict=True)):
             begun[n] = {rank: s.begin for rank, s in enumerate(together)}
     own_ends = [[s.end for s in of_rank if not s.waits] for of_rank in segments]
-    waits, nbytes = [], list[tuple[str, int]]()
+    waits = []
     for rank, of_rank in enumerate(segments):
         n_unnamed = 0
         for s in of_rank:
@@ -211,22 +213,20 @@ def find_waits(traces: Sequence[RankTrace], segments: Sequence[Sequence[StepMark
             if len(needs) < 2 or max(needs.values()) > s.end + SAME_S:
                 ended = {r: bisect_right(ends, s.end + SAME_S) - 1 for r, ends in enumerate(own_ends) if r != rank}
                 needs = {r: own_ends[r][i] for r, i in ended.items() if i >= 0}
-            waits.append(Wait(rank, s.begin, s.end, needs))
-            nbytes.append((exchange.kind, exchange.nbytes) if exchange else ("", 0))
-    return _with_hidden(waits, nbytes)
+            kind = (exchange.kind, exchange.nbytes) if exchange else ("", 0)
+            waits.append(Wait(rank, s.begin, s.end, needs, kind))
+    return _with_hidden(waits)
 
 
-def _with_hidden(waits: Sequence[Wait], kinds: Sequence[tuple[str, int]]) -> list[Wait]:
+def _with_hidden(waits: Sequence[Wait]) -> list[Wait]:
     """Return the waits with what of their transfers was over before they began, by other transfers of the same kind and size."""
     seconds_of: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for wait, kind in zip(waits, kinds, strict=True):
+    for wait in waits:
         if wait.begin - wait.arrival <= HIDDEN_MIN * (wait.end - wait.arrival):
-            seconds_of[kind].append(wait.transfer_s)
+            seconds_of[wait.kind].append(wait.transfer_s)
     typical = {kind: statistics.median(seconds) for kind, seconds in seconds_of.items()}
-    return [
-        replace(wait, hidden_s=max(0.0, min(wait.begin - wait.arrival, typical.get(kind, 0.0) - wait.transfer_s)))
-        for wait, kind in zip(waits, kinds, strict=True)
-    ]
+    over_s = (min(wait.begin - wait.arrival, typical.get(wait.kind, 0.0) - wait.transfer_s) for wait in waits)
+    return [replace(wait, hidden_s=max(0.0, seconds)) for wait, seconds in zip(waits, over_s, strict=True)]
 
 
 def shift_of(trace: RankTrace, first: RankTrace) -> float:

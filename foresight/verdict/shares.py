@@ -8,28 +8,22 @@ from collections.abc import Mapping, Sequence
 
 from gptscale.common.measure.step_trace import COMPUTING, ELEMENTWISE, KINDS, TRANSFER, RankTrace, host_shares_of
 from gptscale.foresight.verdict.replay import Factor, Replay, TracedPiece
+from gptscale.results.render import SHARES
 
 # Uses of a rank's time beside the kinds of computation.
 NO_PROCESSOR, LATE_RANK, BUBBLE_SHARE, SLOWER = "no processor", "late rank", "bubble", "slower than calibrated"
-SHARES = ("data", "host", TRANSFER, LATE_RANK, BUBBLE_SHARE, "disk", "bus", "allocator", NO_PROCESSOR, SLOWER)
 # So much longer than calibrated, products say nothing.
 SLOWER_MIN = 1.1
 
 
-def shares_of(
-    replay: Replay, traces: Sequence[RankTrace], host: Mapping[str, float], pipeline: bool
-) -> dict[str, float]:
+def shares_of(replay: Replay, host: Mapping[str, float], pipeline: bool) -> dict[str, float]:
     """Return the shares of the slowest rank's time: of the one that waits least for others.
 
     host: the share of each computing part that is the host's, while it has a processor. A rank that is neither at work nor
     transferring waits for another: for a late rank, or in a pipeline for another stage.
     """
-    return min((_shares_of_rank(replay, traces[i], i, host, pipeline) for i in range(replay.n_ranks)), key=waiting)
-
-
-def waiting(shares: Mapping[str, float]) -> float:
-    """Return the share in which a rank waits for others to come."""
-    return shares[LATE_RANK] + shares[BUBBLE_SHARE]
+    of_ranks = (_shares_of_rank(replay, rank, host, pipeline) for rank in range(replay.n_ranks))
+    return min(of_ranks, key=lambda shares: shares[LATE_RANK] + shares[BUBBLE_SHARE])
 
 
 def waiting_for(replay: Replay, late: int) -> float:
@@ -38,10 +32,8 @@ def waiting_for(replay: Replay, late: int) -> float:
     return min(1.0, total / (replay.seconds * max(1, replay.n_ranks - 1)))
 
 
-def _shares_of_rank(
-    replay: Replay, trace: RankTrace, rank: int, host: Mapping[str, float], pipeline: bool
-) -> dict[str, float]:
-    shares = dict.fromkeys((*SHARES, *KINDS), 0.0)
+def _shares_of_rank(replay: Replay, rank: int, host: Mapping[str, float], pipeline: bool) -> dict[str, float]:
+    shares = dict.fromkeys(SHARES, 0.0)
     seconds: defaultdict[str, float] = defaultdict(float)
     for piece in replay.pieces:
         # Transfers that were hidden cost no time.
@@ -54,7 +46,7 @@ def _shares_of_rank(
             shares[kind if kind in shares else "host"] += part
             continue
         shares["host"] += host[kind] * part
-        work_s = trace.work_s.get(kind, {})
+        work_s = replay.traces[rank].work_s.get(kind, {})
         all_work_s = sum(work_s.values())
         for name in KINDS:
             shares[name] += (
@@ -99,7 +91,6 @@ def with_one_micro_batch(fixed: Mapping[str, float], n: int) -> Factor:
 
     fixed: the share of each computing part, and of transfers, that does not shrink with a micro-batch. It is left once.
     """
-
     return lambda piece: 1.0 - fixed.get(piece.kind, 0.0) if 0 <= piece.micro_batch < n - 1 else 1.0
 
 

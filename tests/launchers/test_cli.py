@@ -127,7 +127,6 @@ IMPORTS = {
         "import gptscale.ops.gelu, gptscale.ops.conv, gptscale.ops.max_pool",
         "triton torch._dynamo torch.utils.cpp_extension gptscale.common",
     ),
-    "the bound of memory": ("import gptscale.foresight.memory.bound", "torch"),
 }
 
 

@@ -24,7 +24,7 @@ from gptscale.common.process.heartbeat import Heartbeat
 from gptscale.common.process.mock import simulating
 from gptscale.common.process.world import World
 from gptscale.foresight.mock_cuda import boot, watch
-from gptscale.foresight.mock_cuda.host import know_what_peers_send, leave_out, lone_group
+from gptscale.foresight.mock_cuda.host import begin_lone_group, know_what_peers_send, leave_out
 from gptscale.foresight.simulate import recipe_program
 from gptscale.launchers.run import worker
 from gptscale.launchers.run.options import parse_run
@@ -60,7 +60,7 @@ def run(recipe, *words):
             return train_with(engine, *rest)
 
         worker._train_with = train_beside_peers
-        worker.process_group = lambda world, facts: lone_group(world) if get(recipe).axes else nullcontext()
+        worker.process_group = lambda world, facts: nullcontext(get(recipe).axes and begin_lone_group(world))
         worker.Heartbeat.of_world = lambda rank, world_size: Heartbeat(rank, world_size, None)
         return worker.work(plan)
 

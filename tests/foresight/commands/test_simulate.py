@@ -28,15 +28,11 @@ def test_ranks_are_named_by_number_or_by_place(recipe, sizes, rank, expected):
     assert ranks_of(recipe, RunConfig(**sizes), SimulateOptions(nproc=8, rank=rank)) == expected
 
 
-@pytest.mark.parametrize("rank", ["8", "-1", "", "0,,1", "first", "1.0"])
+@pytest.mark.parametrize("rank", ["8", "-1", "", "0,,1", "first", "1.0", "stages"])
 def test_a_rank_that_the_world_does_not_have_is_refused(rank):
-    with pytest.raises(ConfigError, match="use numbers from 0 to 7, last, or stages"):
-        ranks_of("ddp", RunConfig(), SimulateOptions(nproc=8, rank=rank))
-
-
-def test_a_recipe_without_stages_has_none_to_name():
-    with pytest.raises(ConfigError, match="fsdp has no pipeline stages"):
-        ranks_of("fsdp", RunConfig(), SimulateOptions(nproc=8, rank="stages"))
+    message = "fsdp has no pipeline stages" if rank == "stages" else "use numbers from 0 to 7, last, or stages"
+    with pytest.raises(ConfigError, match=message):
+        ranks_of("fsdp", RunConfig(), SimulateOptions(nproc=8, rank=rank))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +42,7 @@ def test_a_recipe_without_stages_has_none_to_name():
         (["--rank", "1"], "no such rank"),
         (["python"], "unknown option 'python', on the command line, see gptscale simulate fsdp --help"),
         (["--host-memory", "0"], "in --host-memory"),
-        (["--as", "h1000"], "unknown device 'h1000'"),
+        (["--as", "h20"], "unknown device 'h20', in --as, did you mean 'h200'"),
         (["--save", f"{__file__}/new/folder"], "test_simulate.py is no folder, in --save"),
         (["--steps", "9"], "a simulation is a few steps and leaves no run, in --steps"),
     ],
@@ -55,33 +51,25 @@ def test_an_option_that_would_be_ignored_or_cannot_be_is_refused(words, message,
     assert message in refused(["simulate", "fsdp", *words])
 
 
-def words(recipe, nproc, **options):
+SMALLEST = "--activation-checkpointing full --micro-batch-size 1"
+LESS = ["--activation-checkpointing full", "--micro-batch-size 1", SMALLEST]
+DONE = {"micro_batch_size": 1, "activation_checkpointing": "full"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "nproc", "options", "expected"),
+    [
+        # Recomputing comes before another strategy.
+        ("ddp", 8, {"micro_batch_size": 4}, [*LESS, f"recipe fsdp {SMALLEST}", f"recipe zero_offload {SMALLEST}"]),
+        # Nothing is offered that is done already.
+        ("fsdp", 8, DONE, [f"recipe zero_offload {SMALLEST}"]),
+        # One process has nothing to split, and a strategy without data ranks is not exchanged.
+        ("single", 1, {"micro_batch_size": 4}, [*LESS, f"recipe zero_offload {SMALLEST}"]),
+        ("tensor_parallel", 8, DONE, []),
+    ],
+)
+def test_what_may_need_less_keeps_the_global_batch(recipe, nproc, options, expected):
     config = RunConfig(device="cuda", global_batch_size=32, **options)
     found = list(remedies(recipe, config, default_recipe_config(recipe), nproc))
+    assert [text for text, *_ in found] == expected
     assert all(other.global_batch_size == 32 for _, _, other, _ in found)
-    return [text for text, *_ in found]
-
-
-SMALLEST = "--activation-checkpointing full --micro-batch-size 1"
-
-
-def test_recomputing_comes_before_another_strategy():
-    assert words("ddp", 8, micro_batch_size=4) == [
-        "--activation-checkpointing full",
-        "--micro-batch-size 1",
-        SMALLEST,
-        f"recipe fsdp {SMALLEST}",
-        f"recipe zero_offload {SMALLEST}",
-    ]
-
-
-def test_what_is_done_already_is_not_offered():
-    assert words("fsdp", 8, micro_batch_size=1, activation_checkpointing="full") == [f"recipe zero_offload {SMALLEST}"]
-
-
-def test_one_process_has_nothing_to_split():
-    assert f"recipe fsdp {SMALLEST}" not in words("single", 1, micro_batch_size=4)
-
-
-def test_a_strategy_without_data_ranks_is_not_exchanged():
-    assert words("tensor_parallel", 8, micro_batch_size=1, activation_checkpointing="full") == []

@@ -55,9 +55,14 @@ def folder(tmp_path_factory):
     return folder
 
 
+def looked(folder, model, batch="", loss=""):
+    """Return what fit sees of functions of own_model.py."""
+    return subject_of(*(name and f"{folder}/own_model.py:{name}" for name in (model, batch, loss)), None, folder)
+
+
 @pytest.fixture(scope="module")
 def subject(folder):
-    return subject_of(f"{folder}/own_model.py:build", "", "", None, folder)
+    return looked(folder, "build")
 
 
 def written(folder, subject, name, recompute=False):
@@ -89,7 +94,7 @@ def losses(printed):
 
 @pytest.fixture(scope="module")
 def exact(folder):
-    return subject_of(f"{folder}/own_model.py:exact", "", "", None, folder)
+    return looked(folder, "exact")
 
 
 @pytest.fixture(scope="module")
@@ -106,22 +111,19 @@ def test_a_user_s_model_is_looked_at(subject):
 def test_stages_cut_a_chain_of_blocks_and_nothing_else(folder, exact):
     ends = {"blocks": "blocks", "before": ["table"], "after": ["head"], "tied": ["table.weight", "head.weight"]}
     assert exact.chain == {**ends, "hidden": [8, 32], "small": [8, 32], "count": 4}
-    skipping = subject_of(f"{folder}/own_model.py:Skipping", "", "", None, folder)
+    skipping = looked(folder, "Skipping")
     assert (skipping.chain, skipping.no_chain) == ({}, "what its blocks pass on is changed between them")
 
 
 def test_a_batch_by_its_number_a_loss_and_tied_weights(folder):
-    file = f"{folder}/own_model.py"
-    found = subject_of(f"{file}:exact", f"{file}:logits_batch", f"{file}:loss", None, folder)
+    found = looked(folder, "exact", "logits_batch", "loss")
     assert found.definitions == "from own_model import exact as build, logits_batch as batch, loss"
     assert found.loss_words == "loss(outputs, inputs)"
     assert losses(run(written(folder, found, "single"), 1)) != []
 
 
 def test_a_loss_in_a_tuple_and_targets_that_are_the_loss_s_alone(folder):
-    file, batch = f"{folder}/own_model.py", f"{folder}/own_model.py:pair_batch"
-    both = subject_of(f"{file}:Both", batch, "", None, folder)
-    pair = subject_of(f"{file}:Logits", batch, f"{file}:pair_loss", None, folder)
+    both, pair = looked(folder, "Both", "pair_batch"), looked(folder, "Logits", "pair_batch", "pair_loss")
     assert (both.kind, both.call_words, both.loss_words) == ("list", "*inputs", "outputs[-1]")
     assert (pair.kind, pair.call_words, pair.loss_words) == ("list", "*inputs[:-1]", "loss(outputs, inputs)")
     one, other = (losses(run(written(folder, each, "single"), 1)) for each in (both, pair))
@@ -129,15 +131,14 @@ def test_a_loss_in_a_tuple_and_targets_that_are_the_loss_s_alone(folder):
 
 
 def test_stacks_a_scalar_a_recurrent_layer_and_what_is_for_the_loss_alone(folder):
-    file = f"{folder}/own_model.py"
-    found = subject_of(f"{file}:Mixed", f"{file}:mixed_batch", f"{file}:mixed_loss", None, folder)
+    found = looked(folder, "Mixed", "mixed_batch", "mixed_loss")
     assert (found.block, found.beside, found.is_recurrent) == ("Block", ["Routed"], True)
     assert found.has_scalars
     assert found.has_decisions
     assert (found.kind, found.call_words) == ("nested", 'ids=inputs["ids"], power=inputs["power"]')
     assert [name.split(".")[0] for name in (found.idle[0], found.idle[-1])] == ["second", "heads"]
     assert (found.least, found.is_mean, found.renewed) == (2, False, "")
-    renewing = subject_of(f"{file}:renewing", f"{file}:logits_batch", f"{file}:loss", None, folder)
+    renewing = looked(folder, "renewing", "logits_batch", "loss")
     assert (renewing.least, renewing.is_mean, renewing.renewed[:35]) == (1, True, "renews head.parametrizations.weight")
 
 
@@ -221,8 +222,7 @@ def test_the_command_writes_what_it_recommends(folder, monkeypatch, capsys, spli
 @pytest.mark.world
 def test_in_fp64_rounding_is_right_and_a_planted_bug_is_not(folder, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(folder))
-    towers = subject_of(f"{folder}/own_model.py:Towers", f"{folder}/own_model.py:towers_batch", "", None, folder)
-    trials = Trials(towers, gpu_cluster("h100-80", 1, 2, None), folder, print)
+    trials = Trials(looked(folder, "Towers", "towers_batch"), gpu_cluster("h100-80", 1, 2, None), folder, print)
     trials.reference = Future()
     trials.reference.set_result(trials.record(SPLITS["single"], 1, "reference"))
     choice, own = Choice(2, 1, 8, 2, "fp32", False), SPLITS["ddp"].own

@@ -15,10 +15,6 @@ N = 842_624
 H, L = 128, 4
 
 
-def of(recipe, *words, nproc=2):
-    return state_formula(*planned_words(recipe, list(words), nproc if get(recipe).axes else 1, 0))
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_docstring_has_the_formula(recipe):
     module = pytest.importorskip(RECIPES[recipe].module)
@@ -41,26 +37,19 @@ def test_the_docstring_has_the_formula(recipe):
         ("zero_offload", ("--stage", "3", "--precision", "bf16"), "(b + 12 + 4 + 4) N / d", 11 * N),
         ("zero_infinity", ("--precision", "bf16"), "(b + 12 + 4) N / d", 9 * N),
         ("tensor_parallel", (), "16 N / t + 16 (6 L + 2) h (t - 1) / t", 8 * N + 8 * (6 * L + 2) * H),
+        # The group of shards is what divides: each of two has two of four ranks.
+        ("fsdp", ("--dp-replicate-size", "2"), "16 N 2 / d", 8 * N),
+        # The heaviest stage counts: the first has two blocks and both tables.
+        ("pipeline", ("--n-layer", "4"), "16 n", 16 * (2 * (12 * H**2 + 13 * H) + 384 * H + 128 * H)),
+        # Another optimizer has no formula.
+        ("ddp", ("--optimizer", "sgd", "--lr", "0.1"), None, None),
+        ("ddp", ("--optimizer-state", "8bit"), None, None),
     ],
 )
 def test_letters_become_numbers(recipe, words, formula, nbytes):
-    assert of(recipe, *words) == (formula, nbytes)
-
-
-def test_a_shard_group_of_hsdp_is_what_divides():
-    assert of("fsdp", "--dp-replicate-size", "2", nproc=4) == ("16 N 2 / d", 8 * N)
-
-
-def test_the_heaviest_stage_counts():
-    text, nbytes = of("pipeline", "--n-layer", "4")
-    block, table = 12 * H**2 + 13 * H, 384 * H
-    assert text == "16 n"
-    assert nbytes == 16 * (2 * block + table + 128 * H)
-
-
-@pytest.mark.parametrize("words", [("--optimizer", "sgd", "--lr", "0.1"), ("--optimizer-state", "8bit")])
-def test_another_optimizer_has_no_formula(words):
-    assert of("ddp", *words) is None
+    nproc = 4 if "--dp-replicate-size" in words else 2 if get(recipe).axes else 1
+    found = state_formula(*planned_words(recipe, list(words), nproc, 0))
+    assert found == (formula and (formula, nbytes))
 
 
 def test_a_fraction_of_gemini_has_none():

@@ -54,7 +54,7 @@ def test_a_label_belongs_to_what_lies_there_when_it_is_noted(labels, owner):
 
 def test_curves_of_all_kinds_sum_to_the_total():
     timeline = timeline_of((1, 100, 1), (2, 50, 4), (3, 20, 1), (1, -100, 2))
-    curves = timeline.curves(1, 4)
+    curves = timeline.curves(1)
     told = {kind: curve.tolist() for kind, curve in curves.items()}
     assert told == {"activation": [100, 120, 20], "logits and loss": [50, 50, 50]}
     assert sum(curves.values()).tolist() == timeline.total[1:4].tolist()

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,30 +21,8 @@ TRIED = [path for path in FILES if path.name not in REFUSED]
 LIMIT_S = 2300
 
 
-class Session:
-    """One pytest under the mock over all files, which imports torch once for all of them."""
-
-    def __init__(self, report):
-        words = " and ".join(f"(not {name} or {word})" for name, word in ONLY.items())
-        # Without assert statements in the tests, and with shapes and types compared only (tests/conftest.py).
-        command = [sys.executable, "-m", "pytest", "-p", "without_asserts", "--assert=plain", "-q", "-m", "gpu"]
-        command += ["-p", "no:cacheprovider", "--tb=short", "--show-capture=stderr", "-k", words, *map(str, TRIED)]
-        command += [f"--junit-xml={report}", "-o", "junit_family=xunit1"]
-        # Imported from there: the plugin, and mock_engines.py by the parent of the engines' processes.
-        environ = {**os.environ, **mock_variables("", "h100-80", 1), "PYTHONPATH": str(TESTS / "worlds")}
-        environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-        self.status = ended.returncode
-        self.output = ended.stdout[-8000:] + ended.stderr[-2000:]
-        self.cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
-
-    def of_file(self, path):
-        """Return how each case of a file ended: passed, or the tag that the report gives it."""
-        cases = [case for case in self.cases if TESTS.parent / case.get("file") == path]
-        return [_outcome(case) for case in cases]
-
-
 def _outcome(case):
+    """Return how a case ended: passed, or the tag that the report gives it."""
     for ending in case:
         if ending.tag in ("failure", "error", "skipped"):
             return "xfailed" if ending.get("type") == "pytest.xfail" else ending.tag
@@ -52,7 +31,24 @@ def _outcome(case):
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory):
-    return Session(tmp_path_factory.mktemp("session") / "report.xml")
+    """Return how one pytest under the mock ended over all files: its status, its output, and its cases by file.
+
+    It imports torch once for all of them.
+    """
+    report = tmp_path_factory.mktemp("session") / "report.xml"
+    words = " and ".join(f"(not {name} or {word})" for name, word in ONLY.items())
+    # Without assert statements in the tests, and with shapes and types compared only (tests/conftest.py).
+    command = [sys.executable, "-m", "pytest", "-p", "without_asserts", "--assert=plain", "-q", "-m", "gpu"]
+    command += ["-p", "no:cacheprovider", "--tb=short", "--show-capture=stderr", "-k", words, *map(str, TRIED)]
+    command += [f"--junit-xml={report}", "-o", "junit_family=xunit1"]
+    # Imported from there: the plugin, and mock_engines.py by the parent of the engines' processes.
+    environ = {**os.environ, **mock_variables("", "h100-80", 1), "PYTHONPATH": str(TESTS / "worlds")}
+    environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    outcomes = defaultdict(list)
+    for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
+        outcomes[TESTS.parent / case.get("file")].append(_outcome(case))
+    return ended.returncode, ended.stdout[-8000:] + ended.stderr[-2000:], outcomes
 
 
 def test_every_gpu_test_is_found():
@@ -63,14 +59,14 @@ def test_every_gpu_test_is_found():
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("path", TRIED, ids=lambda path: path.stem)
 def test_runs_to_its_end(path, session):
-    outcomes = session.of_file(path)
+    status, output, outcomes = session
     # A session ends with 0, or with 1 if a case of some file has failed.
-    assert session.status in (0, 1), session.output
-    assert outcomes, session.output
-    assert set(outcomes) <= {"passed", "xfailed"}, session.output
+    assert status in (0, 1), output
+    assert outcomes[path], output
+    assert set(outcomes[path]) <= {"passed", "xfailed"}, output
 
 
 @pytest.mark.slow
 def test_a_session_fails_only_with_a_case(session):
-    outcomes = [_outcome(case) for case in session.cases]
-    assert session.status == int("failure" in outcomes or "error" in outcomes), session.output
+    status, output, outcomes = session
+    assert status == int(any({"failure", "error"} & {*of_file} for of_file in outcomes.values())), output

@@ -5,7 +5,6 @@ from told_trials import tried
 
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.plan.planner import plan
-from gptscale.foresight.plan.planning import resolver
 from gptscale.foresight.plan.question import gpu_cluster
 
 
@@ -18,6 +17,6 @@ def planned():
     ):
         cluster = gpu_cluster(device, nodes, per_node, link)
         config = RunConfig(model=model, global_batch_size=batch, precision="bf16", device="cuda", **more)
-        return plan(config, cluster, recipes.split(","), resolver(cluster.ranks, "cuda"), trial, wanted=rows)
+        return plan(config, cluster, recipes.split(","), trial, wanted=rows)
 
     return planned

@@ -7,29 +7,32 @@ from told_trials import tried
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.foresight.plan.enumeration import enumerate_runs
-from gptscale.foresight.plan.planning import resolver
+from gptscale.foresight.plan.enumeration import enumerate_runs, valid_run
 from gptscale.foresight.plan.question import gpu_cluster
 from gptscale.foresight.plan.report import headline
 from gptscale.foresight.plan.rows import PlannedRow, places_of, words_of
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import check_without_device
-from gptscale.recipes import RECIPES
 
 OURS = "single,ddp,fsdp,fsdp_offload,zero1,zero2,zero3,zero_offload,zero_infinity,tensor_parallel,pipeline,hybrid_3d"
 
 
+def listed(model, recipes, batch=32, nodes=1):
+    """Return the runs that are listed for eight devices, the recipes that are left out, and the devices."""
+    config = RunConfig(model=model, global_batch_size=batch, precision="bf16", device="cuda")
+    cluster = gpu_cluster("h100-80", nodes, 8 // nodes, None)
+    return *enumerate_runs(config, cluster, recipes.split(",")), cluster
+
+
 @pytest.mark.slow
 def test_every_listed_run_is_what_its_command_makes_and_preflight_accepts():
-    cluster = gpu_cluster("h100-80", 2, 4, None)
-    config = RunConfig(model="gpt2", global_batch_size=32, precision="bf16", device="cuda")
-    groups, left_out = enumerate_runs(config, cluster, OURS.split(","), resolver(8, "cuda"))
+    groups, left_out, cluster = listed("gpt2", OURS, nodes=2)
     assert set(left_out) == {"single", "tensor_parallel"}
     groups = [groups[0], *groups[::37], groups[-1]]
     assert {group[0][0].recipe for group in groups} >= {"ddp", "hybrid_3d"}
     for asked, config in (candidate for group in groups for candidate in group):
         parsed, own = parse_run(asked.recipe, words_of(plan_row(asked, config, cluster)))
-        run = resolver(8, "cuda")(asked.recipe, parsed, own)
+        run = valid_run(asked.recipe, parsed, own, cluster)
         check_without_device(run, own)
         assert (run.batch, run.tp_size, run.pp_size) == (asked.batch, asked.tp_size, asked.pp_size)
         assert own == config
@@ -39,20 +42,15 @@ def plan_row(run, config, cluster):
     return PlannedRow(run, config, cluster, places_of(run, config), 1.0)
 
 
-def test_tensor_ranks_divide_heads_and_an_unknown_layout_is_not_planned(monkeypatch):
-    monkeypatch.setitem(RECIPES, "ddp", RECIPES["ddp"]._replace(memory="drift"))
-    cluster = gpu_cluster("h100-80", 1, 8, None)
-    config = RunConfig(model="gpt2-xl", global_batch_size=32, precision="bf16", device="cuda")
-    groups, left_out = enumerate_runs(config, cluster, ["ddp", "tensor_parallel", "hybrid_3d"], resolver(8, "cuda"))
-    assert left_out["ddp"] == "no layout is known by the name drift"
+def test_tensor_ranks_divide_heads():
+    groups, left_out, _ = listed("gpt2-xl", "tensor_parallel,hybrid_3d")
     assert "25" in left_out["tensor_parallel"]
     assert {group[0][0].tp_size for group in groups} == {1}
 
 
 def test_sequences_are_cut_in_rings_where_heads_are_not_divisible():
-    cluster = gpu_cluster("h100-80", 1, 8, None)
-    config = RunConfig(model="gpt2-xl", global_batch_size=8, precision="bf16", device="cuda")
-    runs = [group[0] for group in enumerate_runs(config, cluster, ["context_parallel"], resolver(8, "cuda"))[0]]
+    groups, _, cluster = listed("gpt2-xl", "context_parallel", batch=8)
+    runs = [group[0] for group in groups]
     assert {(run.cp_size, run.batch.dp_size, own.cp_style) for run, own in runs} == {
         (size, 8 // size, "ring") for size in (2, 4, 8)
     }

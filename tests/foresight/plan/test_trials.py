@@ -5,7 +5,6 @@ import pytest
 from gptscale.common.errors import GptscaleError
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.plan.enumeration import enumerate_runs
-from gptscale.foresight.plan.planning import resolver
 from gptscale.foresight.plan.question import cpu_cluster, gpu_cluster
 from gptscale.foresight.plan.rows import PlannedRow, places_of
 from gptscale.foresight.plan.trials import CONTENDED, MEASURED, RECORDED, measured, simulated
@@ -19,7 +18,7 @@ WORK = {"model": "tiny", "n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size":
 def rows_of(cluster, recipe, batch, **more):
     device = "cpu" if cluster.is_cpu else "cuda"
     config = RunConfig(**WORK, global_batch_size=batch, device=device, **more)
-    groups, _ = enumerate_runs(config, cluster, [recipe], resolver(cluster.ranks, device))
+    groups, _ = enumerate_runs(config, cluster, [recipe])
     for group in groups:
         yield PlannedRow(*group[0], cluster, places_of(*group[0]), 1.0)
 

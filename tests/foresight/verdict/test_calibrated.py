@@ -8,7 +8,7 @@ from gptscale.common.process.world import world_of
 from gptscale.foresight.calibrate.file import MeasuredMachine, Operation, TimedOperation, add
 from gptscale.foresight.calibrate.parts import products_of
 from gptscale.foresight.calibrate.worker import this_machine
-from gptscale.foresight.verdict.calibrated import CalibratedRun, calibrated_run, kind_of
+from gptscale.foresight.verdict.calibrated import UNMEASURED, CalibratedRun, calibrated_run, kind_of
 from gptscale.foresight.verdict.replay import Replay
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import resolve
@@ -28,18 +28,14 @@ def traced(nbytes, wait_s):
     return [trace(rank, parts) for rank in BOTH]
 
 
-def calibrate(file, run, product_s, spread=0.02, reduce_s=0.01):
-    reduced = Operation("all-reduce", (LARGE, 2, 2))
-    tokens = run.batch.micro_batch_size * run.seq_len
-    seconds = {**{operation: product_s for operation, _ in products_of(run.gpt, tokens, 1)}, reduced: reduce_s}
-    timed = [TimedOperation(operation, "fp32", s, spread, 7) for operation, s in seconds.items()]
-    add(file, MeasuredMachine(MACHINE, timed))
-
-
-def calibrated(folder, traces, **spread):
-    """Return what a calibrated machine expects of a run, with its traces."""
+def calibrated(folder, traces, spread=0.02):
+    """Return what a machine expects of a run that takes 0.1 ms for each of its products, and 10 ms for a reduction."""
     run = run_of()
-    calibrate(folder / "c.json", run, product_s=1e-4, **spread)
+    tokens = run.batch.micro_batch_size * run.seq_len
+    seconds = {operation: 1e-4 for operation, _ in products_of(run.gpt, tokens, 1)}
+    seconds |= {Operation("all-reduce", (LARGE, 2, 2)): 1e-2}
+    timed = [TimedOperation(operation, "fp32", s, spread, 7) for operation, s in seconds.items()]
+    add(folder / "c.json", MeasuredMachine(MACHINE, timed))
     expected = calibrated_run(run, traces, MACHINE, folder / "c.json")
     assert expected is not None
     return expected
@@ -52,7 +48,7 @@ def test_products_of_a_forward_are_those_of_all_layers():
 
 
 def test_an_unmeasured_machine_expects_nothing(tmp_path):
-    assert calibrated_run(run_of(), traced(LARGE, 0.01), MACHINE, tmp_path / "none.json") is None
+    assert calibrated_run(run_of(), traced(LARGE, 0.01), MACHINE, tmp_path / "none.json") is UNMEASURED
 
 
 def test_products_that_take_longer_than_calibrated(tmp_path):
@@ -77,14 +73,14 @@ def test_a_calibration_with_a_wide_spread_expects_nothing_of_products(tmp_path):
 )
 def test_an_exchange_that_is_slower_than_calibrated(tmp_path, wait_s, words):
     traces = traced(LARGE, wait_s)
-    assert calibrated(tmp_path, traces).slow_exchange(Replay(traces), traces) == words
+    assert calibrated(tmp_path, traces).slow_exchange(Replay(traces)) == words
 
 
 def test_a_small_exchange_is_told_in_milliseconds():
     traces = traced(SMALL, 0.03)
     kind = kind_of(traces[0].exchanges[0])
     assert kind == ("all-reduce", SMALL, 2)
-    words = CalibratedRun(None, {kind: 0.001}).slow_exchange(Replay(traces), traces)
+    words = CalibratedRun(None, {kind: 0.001}).slow_exchange(Replay(traces))
     assert words == "all-reduce of 4,096 bytes 30 ms, calibrated 1"
     # Without a calibration nothing is compared.
-    assert CalibratedRun().slow_exchange(Replay(traces), traces) == ""
+    assert CalibratedRun().slow_exchange(Replay(traces)) == ""

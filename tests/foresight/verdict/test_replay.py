@@ -134,7 +134,7 @@ def test_shares_are_exclusive_and_those_of_the_rank_that_waits_least():
     traces = [trace(rank, parts, host=0.2) for rank, parts in enumerate(LATE)]
     host = host_shares(traces, threads=False)
     assert host == pytest.approx({"forward": 0.0, "backward": 0.2, "optimizer": 0.0})
-    shares = shares_of(Replay(traces), traces, host, pipeline=False)
+    shares = shares_of(Replay(traces), host, pipeline=False)
     assert sum(shares.values()) == pytest.approx(1.0)
     assert shares["late rank"] == pytest.approx(0.0, abs=1e-9)
     assert (shares[TRANSFER], shares["host"]) == pytest.approx((0.01 / 0.11, 0.02 / 0.11))

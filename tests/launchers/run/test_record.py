@@ -11,7 +11,7 @@ from gptscale.common.measure.bubble import Bubble
 from gptscale.common.measure.live_state import LiveState, Offload
 from gptscale.common.measure.speed import peak_memory, speed
 from gptscale.common.settings import plan_file
-from gptscale.foresight.verdict.verdict import Verdict
+from gptscale.foresight.verdict.judge import Verdict
 from gptscale.launchers.run.record import OF_LOSS, RunRecord, bubble_figures, new_run_id, offload_figures
 from gptscale.results.columns import SUMMARY
 from gptscale.results.record.facts import highest, state_columns

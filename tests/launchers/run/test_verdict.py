@@ -8,7 +8,6 @@ from worlds import ok, rows
 
 from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
 from gptscale.foresight.verdict.files import read_verdict
-from gptscale.foresight.verdict.remedies import CONTENDED, DATA
 
 SHAPE = "--nproc 2 --n-layer 1 --n-embd 32 --seq-len 32 --no-tensorboard --save-last".split()
 
@@ -55,9 +54,9 @@ def test_a_slow_reader_is_found_in_a_real_run(tmp_path):
     ok("why", tmp_path / "runs/run")
     (row,) = rows(tmp_path / "summary.csv")
     causes = json.loads((tmp_path / "runs/run/verdict.json").read_text())["causes"]
-    (data,) = [cause for cause in causes if cause["name"] == DATA]
+    (data,) = [cause for cause in causes if cause["name"] == "data-bound"]
     assert 1 - data["without_s"] / float(row["step_time_s_median"]) > 0.4
-    assert row["bound_by"] in (DATA, CONTENDED)
+    assert row["bound_by"] in ("data-bound", "contended")
 
 
 def test_a_short_run_has_no_verdict(tmp_path):

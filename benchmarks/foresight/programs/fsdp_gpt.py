@@ -3,6 +3,7 @@
 import argparse
 import functools
 import os
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -145,7 +146,7 @@ def recomputes(module: nn.Module) -> bool:
     if not isinstance(module, (DecoderBlock, GatedBlock)):
         return False
     blocks_seen += 1
-    return blocks_seen * o.recompute // o.layers > (blocks_seen - 1) * o.recompute // o.layers
+    return bool(blocks_seen * o.recompute // o.layers > (blocks_seen - 1) * o.recompute // o.layers)
 
 
 # The turns of rotary positions, which are the same for all blocks.
@@ -154,7 +155,7 @@ angles = (torch.arange(o.seq, device="cuda")[:, None] / 10_000.0**pairs).repeat(
 cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
 with torch.device("meta"):
     plain = Model()
-model: nn.Module = FullyShardedDataParallel(
+model = FullyShardedDataParallel(
     plain,
     auto_wrap_policy=ModuleWrapPolicy({DecoderBlock, GatedBlock}),
     sharding_strategy=ShardingStrategy[o.strategy],
@@ -164,22 +165,20 @@ model: nn.Module = FullyShardedDataParallel(
     limit_all_gathers=True,
     param_init_fn=fill,
 )
-sharded = model
 if o.recompute:
     apply_activation_checkpointing(
         model,
         checkpoint_wrapper_fn=functools.partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.NO_REENTRANT),
         check_fn=recomputes,
     )
-if o.compile:
-    model = torch.compile(model)
+called: Callable[..., torch.Tensor] = torch.compile(model) if o.compile else model
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 for _step in range(10):
     for _micro in range(o.accumulate):
         ids = torch.randint(0, o.vocab, (o.batch, o.seq + 1)).cuda()
-        logits = model(ids[:, :-1])
+        logits = called(ids[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
         (loss / o.accumulate).backward()
-    sharded.clip_grad_norm_(1.0)
+    model.clip_grad_norm_(1.0)
     optimizer.step()
     optimizer.zero_grad()

@@ -21,6 +21,12 @@ MAX_LOSS_SCALE = 2.0**24
 # Strategies whose processes exchange gradients, also if there is only one, and those that have a loop of their own.
 OF_PROCESSES = ("ddp", "fabric", "trainer", "trainer_bare")
 BY_TRAINER = ("trainer", "trainer_bare")
+# Where the images are kept, which show in the fingerprint of the data, and how a run computes its work, looks at itself and
+# writes. Any other option makes the work of two runs unequal.
+NOT_WORK = frozenset(
+    "data data_dir download image_size num_workers strategy device backend dist_timeout_s eval_every log_every save_every "
+    "keep_checkpoints resume out run_name tensorboard verdict wandb study variant".split()
+)
 # Imports of each process of a run, whatever its strategy: the worker, and what parses its options.
 RUN_IMPORTS = ("gptscale.lenet.run.worker", "tyro")
 # Every command that trains on images has it.

@@ -21,16 +21,11 @@ from gptscale.lenet.data.sources import VisionData, open_data
 from gptscale.lenet.models import SIDES, SMALL_SIDES
 from gptscale.lenet.models.registry import ImageShape
 from gptscale.lenet.run.columns import LENET
-from gptscale.lenet.run.config import VisionConfig, rate
+from gptscale.lenet.run.config import NOT_WORK, VisionConfig, rate
 from gptscale.lenet.run.engine import weight_dtype
 from gptscale.lenet.run.strategy import backend_of, check_strategy
 from gptscale.results.record.run_folder import check_results_folder, checkpoints_in, resume_folder
 
-# Options that decide what is computed. Runs that agree in them and in their data differ in nothing but their seed.
-WORK = (
-    "model operators gelu batch_norm augment loader epochs batch_size optimizer lr lr_schedule weight_decay momentum "
-    "label_smoothing precision amp channels_last"
-).split()
 # Options that must be the same in a run and in its continuation, whose epochs and learning rates may differ.
 FIXED = (
     "model operators gelu batch_norm augment loader batch_size optimizer precision amp loss_scale seed data_fingerprint"
@@ -70,9 +65,8 @@ class ReadyVisionRun:
     @property
     def work(self) -> dict[str, Any]:
         """The options that decide what is computed, with the data's fingerprint in place of its name."""
-        resolved = {"loss_scale": self.config.resolved_loss_scale, "seed": self.config.seed}
-        options = {name: getattr(self.config, name) for name in WORK}
-        return options | resolved | {"data_fingerprint": self.data.fingerprint}
+        options = {name: value for name, value in vars(self.config).items() if name not in NOT_WORK}
+        return options | {"loss_scale": self.config.resolved_loss_scale, "data_fingerprint": self.data.fingerprint}
 
     def ends_epoch(self, step: int) -> bool:
         """Return whether 1-based `step` is the last of an epoch, or of the run."""

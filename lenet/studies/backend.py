@@ -17,8 +17,8 @@ from gptscale.lenet.comparison.tables import (
     AVERAGE_MEMORY,
     PEAK_MEMORY,
     Column,
+    Groups,
     not_significant,
-    of,
     values_of,
 )
 from gptscale.lenet.run.config import VisionConfig
@@ -69,7 +69,7 @@ def cells(options: BackendOptions) -> list[Cell]:
     return [cell for pair in grid(options, contenders(on_cuda)) for cell in pair]
 
 
-def verdict(groups: dict[str, list[Any]], column: Column) -> list[str]:
+def verdict(groups: Groups, column: Column) -> list[str]:
     """Return sentences about whether the two variants in `groups` differ in `column`, and by how much."""
     (a, a_values), (b, b_values) = values_of(groups, column).items()
     difference = statistics.median(b_values) / statistics.median(a_values) - 1
@@ -90,9 +90,9 @@ def notes(result: StudyResult[BackendOptions]) -> list[str]:
 
 
 COLUMNS = (
-    Column("training s", of("train_time_s"), ".2f", spread=True),
-    Column("update ms/step", of("update_s", 1e3), ".2f", spread=True),
-    Column("images/s", of("images_per_s"), ",.0f"),
+    Column("training s", "train_time_s", ".2f", spread=True),
+    Column("update ms/step", "update_s", ".2f", 1e3, spread=True),
+    Column("images/s", "images_per_s", ",.0f"),
     AVERAGE_MEMORY,
     PEAK_MEMORY,
     ACCURACY,

@@ -14,16 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import parse_names
-from gptscale.lenet.comparison.tables import (
-    ACCURACY,
-    BUSY,
-    RUNS,
-    Column,
-    as_fast_as_the_first,
-    class_table,
-    loss_table,
-    of,
-)
+from gptscale.lenet.comparison.tables import ACCURACY, BUSY, RUNS, Column, as_fast_as_the_first, class_table, loss_table
 from gptscale.lenet.run.config import BY_TRAINER, Precision
 from gptscale.lenet.studies.grid import Cell
 from gptscale.lenet.studies.study import Lines, Study, StudyOptions, StudyResult, draw
@@ -133,16 +124,16 @@ def notes(result: StudyResult[StrategiesOptions]) -> list[str]:
     return sentences
 
 
-TRAINING = Column("training s", of("train_time_s"), ".1f", spread=True)
+TRAINING = Column("training s", "train_time_s", ".1f", spread=True)
 COLUMNS = (
-    Column("processes", of("world_size"), ".0f"),
-    Column("workers", of("num_workers"), ".0f"),
+    Column("processes", "world_size", ".0f"),
+    Column("workers", "num_workers", ".0f"),
     TRAINING,
-    Column("images/s", of("images_per_s"), ",.0f", spread=True),
-    Column("last loss", of("loss_last"), ".4f"),
+    Column("images/s", "images_per_s", ",.0f", spread=True),
+    Column("last loss", "loss_last", ".4f"),
     ACCURACY,
     BUSY,
-    Column("host GiB", of("peak_rss_gib"), ".2f"),
+    Column("host GiB", "peak_rss_gib", ".2f"),
 )
 STUDY = Study(
     name="strategies",

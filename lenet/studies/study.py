@@ -22,7 +22,7 @@ from gptscale.common.settings.checks import (
 )
 from gptscale.common.settings.command_line import parse
 from gptscale.lenet.comparison import figures, tables
-from gptscale.lenet.comparison.tables import ROWS, Column, Lines
+from gptscale.lenet.comparison.tables import ROWS, Column, Groups, Lines
 from gptscale.lenet.data import Augmentation
 from gptscale.lenet.run.config import TORCHVISION_NEED, VisionConfig
 from gptscale.lenet.studies.grid import Cell, run_grid
@@ -153,17 +153,16 @@ class StudyResult(Generic[OptionsT]):
         return self.measured.runs
 
     @cached_property
-    def groups(self) -> dict[str, list[Any]]:
+    def groups(self) -> Groups:
         """The rows of each variant that ended well."""
         ended = self.rows[self.rows.status == "ok"]
-        return {v: [row for _, row in ended[ended.variant == v].iterrows()] for v in dict.fromkeys(self.rows.variant)}
+        return {variant: ended[ended.variant == variant] for variant in dict.fromkeys(self.rows.variant)}
 
     @cached_property
-    def curves(self) -> dict[str, list[pd.DataFrame]]:
-        """The epochs of each run of each variant that has any."""
-        from gptscale.lenet.comparison.rows import by_variant
-
-        return by_variant(self.measured.epochs, list(self.groups))
+    def curves(self) -> Groups:
+        """The epochs of the runs of each variant that has any."""
+        epochs = self.measured.epochs
+        return {v: of_variant for v in self.groups if len(of_variant := epochs[epochs.variant == v])}
 
     def title(self, setting: str) -> str:
         """Return the title of the figure: the model, its data, what the runs share, and the device."""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from gptscale.common.settings.checks import parse_whole_numbers
-from gptscale.lenet.comparison.tables import Column, not_significant, of
+from gptscale.lenet.comparison.tables import Column, not_significant
 from gptscale.lenet.studies.grid import Cell
 from gptscale.lenet.studies.study import Study, StudyOptions, draw
 
@@ -39,11 +39,11 @@ def grid(options: WorkersOptions) -> list[Cell]:
 
 
 COLUMNS = (
-    Column("load ms/step", of("load_s", 1e3), ".2f", spread=True),
-    Column("update ms/step", of("update_s", 1e3), ".2f", spread=True),
-    Column("training s", of("train_time_s"), ".1f", spread=True),
-    Column("images/s", of("images_per_s"), ",.0f"),
-    Column("accuracy %", of("test_accuracy", 100), ".2f"),
+    Column("load ms/step", "load_s", ".2f", 1e3, spread=True),
+    Column("update ms/step", "update_s", ".2f", 1e3, spread=True),
+    Column("training s", "train_time_s", ".1f", spread=True),
+    Column("images/s", "images_per_s", ",.0f"),
+    Column("accuracy %", "test_accuracy", ".2f", 100),
 )
 STUDY = Study(
     name="workers",

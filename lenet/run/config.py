@@ -164,11 +164,6 @@ class VisionConfig:
 
     def __post_init__(self) -> None:
         check_model(self.model)
-        self._check_ranges()
-        self._check_combinations()
-        check_run_name(self.run_name, self.resume)
-
-    def _check_ranges(self) -> None:
         ranges: dict[str, tuple[float, float]] = {
             "epochs": (1, 10**6), "max_steps": (1, 10**9), "batch_size": (1, 10**6), "seed": (0, 2**31 - 1),
             "num_workers": (0, 1024), "lr": (0.0, 100.0), "weight_decay": (0.0, 100.0), "momentum": (0.0, 1.0),
@@ -178,8 +173,7 @@ class VisionConfig:
         check_ranges(self, ranges)
         if self.image_size is not None:
             check_side(self.model, self.image_size, f"image_size {self.image_size} is out of range")
-
-    def _check_combinations(self) -> None:
+        check_run_name(self.run_name, self.resume)
         if self.num_workers and self.loader == "fast":
             fix = "leave it out, or use --loader dataloader"
             raise ConfigError("the fast loader has no worker processes", "in --num-workers", fix)

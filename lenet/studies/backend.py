@@ -98,8 +98,6 @@ COLUMNS = (
     ACCURACY,
 )
 STUDY = Study(
-    name="backend",
-    about="NCCL against Gloo.",
     options=BackendOptions,
     cells=cells,
     columns=COLUMNS,

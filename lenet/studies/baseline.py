@@ -51,8 +51,6 @@ class BaselineOptions(GridOptions):
 
 
 STUDY = Study(
-    name="baseline",
-    about="LeNet-5 beside the reports' figures.",
     options=BaselineOptions,
     cells=lambda options: [Cell(options.resolved_preset, {"gelu": options.gelu, **preset(options.resolved_preset)})],
     columns=(

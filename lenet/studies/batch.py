@@ -53,8 +53,6 @@ COLUMNS = (
     ACCURACY,
 )
 STUDY = Study(
-    name="batch",
-    about="What the batch of a rank does.",
     options=BatchOptions,
     cells=grid,
     columns=COLUMNS,

@@ -98,8 +98,8 @@ def draw(comparison: VisionComparison, path: Path) -> None:
     first = next(iter(groups.values())).iloc[0]
     title = f"{first.model} on {first.data}: {first.n_train:,} images, {first.epochs} epochs, batch {first.batch_size}"
     curved = {}
-    for name, rows in groups.items():
-        runs = [read_epochs(row.folder, row.run_id) for row in rows.itertuples()]
+    for name, group in groups.items():
+        runs = [read_epochs(row.folder, row.run_id) for _, row in group.iterrows()]
         if long := [run for run in runs if run is not None and len(run) > 1]:
             curved[name] = pd.concat(long)
     heights = [3.4] * bool(curved) + [max(3.4, 0.45 * len(groups))]

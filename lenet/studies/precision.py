@@ -141,8 +141,6 @@ COLUMNS = (
     Column("skipped steps", "skipped_steps", ".0f"),
 )
 STUDY = Study(
-    name="precision",
-    about="Precisions, measured.",
     options=PrecisionOptions,
     cells=cells,
     columns=COLUMNS,

@@ -136,8 +136,6 @@ COLUMNS = (
     Column("host GiB", "peak_rss_gib", ".2f"),
 )
 STUDY = Study(
-    name="strategies",
-    about="Strategies on equal terms.",
     options=StrategiesOptions,
     cells=grid,
     columns=COLUMNS,

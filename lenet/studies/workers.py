@@ -46,8 +46,6 @@ COLUMNS = (
     Column("accuracy %", "test_accuracy", ".2f", 100),
 )
 STUDY = Study(
-    name="workers",
-    about="What DataLoader workers buy.",
     options=WorkersOptions,
     cells=grid,
     columns=COLUMNS,

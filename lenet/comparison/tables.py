@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -61,12 +61,18 @@ def table(groups: Groups, columns: Sequence[Column]) -> Lines:
         line = {"run": variant}
         for column in columns:
             values = column.values(rows)
-            text = format(statistics.median(values), column.form) if values else "-"
             if column.spread and len(values) > 1:
-                text += f" ({min(values):{column.form}}-{max(values):{column.form}})"
-            line[column.title] = text
+                line[column.title] = spread(values, column.form)
+            else:
+                line[column.title] = format(statistics.median(values), column.form) if values else "-"
         lines.append(line)
     return lines
+
+
+def spread(values: Collection[float], form: str, between: str = "-") -> str:
+    """Return the median, and behind it the lowest and the highest."""
+    low, median, high = (format(number, form) for number in (min(values), statistics.median(values), max(values)))
+    return f"{median} ({low}{between}{high})"
 
 
 def with_references(lines: Lines, references: Lines) -> Lines:
@@ -149,7 +155,7 @@ def show(lines: Lines) -> None:
 
 def finish(
     every: Sequence[Lines], notes: Sequence[str], md: Path | None, png: Path | None, draw: Callable[[Path], object],
-    written: Sequence[Path] = (),
+    written: Sequence[Path | None] = (),
 ) -> None:  # fmt: skip
     """Print the tables and the notes, write the Markdown and the figure, and name all files that are written."""
     for lines in every:

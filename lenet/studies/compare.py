@@ -136,4 +136,4 @@ def write(comparison: VisionComparison, *, csv: Path | None, md: Path | None, pn
         raise ConfigError("no run ended well", "in compare", f"see {'; '.join(comparison.notes)[:300]}")
     if csv:
         pd.concat(comparison.ranked.values()).to_csv(csv, index=False)
-    finish([lines], comparison.notes, md, png, partial(draw, comparison), [csv] if csv else [])
+    finish([lines], comparison.notes, md, png, partial(draw, comparison), [csv])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gptscale.common.process.begin import keep_freed_memory, share_cores
 from gptscale.common.settings.checks import parse_names
 from gptscale.common.settings.command_line import parse
-from gptscale.lenet.comparison.tables import ROWS, Lines, finish, with_references
+from gptscale.lenet.comparison.tables import ROWS, Lines, finish, spread, with_references
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.studies.study import StudyOptions
 from gptscale.results.render import DPI, subplots
@@ -84,8 +84,7 @@ def main(argv: Sequence[str]) -> int:
         frame.to_csv(options.csv, index=False)
     machine = f"{frame.device[0]}, {frame.threads[0]} CPU threads, torch {frame.torch_version[0]}"
     note = f"{machine}; seconds of {frame.steps[0]} steps"
-    written = [options.csv] if options.csv else []
-    finish([table(frame)], [note], options.md, options.picture("fused"), lambda path: draw(frame, path), written)
+    finish([table(frame)], [note], options.md, options.picture("fused"), lambda path: draw(frame, path), [options.csv])
     return 0
 
 
@@ -173,7 +172,7 @@ def table(frame: pd.DataFrame) -> Lines:
         for name in ("forward", "backward"):
             seconds = rows[f"{name}_s"]
             ratio = statistics.median(a / b for a, b in zip(plain[f"{name}_s"], seconds, strict=True))
-            line[f"{name} s"] = f"{seconds.median():.2f} ({seconds.min():.2f}-{seconds.max():.2f})"
+            line[f"{name} s"] = spread(seconds, ".2f")
             line[f"{name}, plain / this"] = f"{ratio:.2f}"
         line["last loss"] = f"{rows.loss_last.median():.4f}"
         line["accuracy %"] = f"{100 * rows.accuracy.median():.2f}"

@@ -99,8 +99,8 @@ def main(argv: Sequence[str]) -> int:
     # The report's figure, of lenet, counts CUDA's context and the allocator's reserve too.
     lines = with_references(table(step), ROWS["memory"] if options.model == "lenet" else [])
     notes, of_step = [heading, f"the peak is in {peak.phase}, at {peak.op}"], f"{heading}, step {options.steps}"
-    written = [path for path in (options.csv, options.snapshot) if path]
-    finish([lines], notes, options.md, options.picture("memory"), lambda path: draw(step, of_step, path), written)
+    written, png = [options.csv, options.snapshot], options.picture("memory")
+    finish([lines], notes, options.md, png, lambda path: draw(step, of_step, path), written)
     return 0
 
 

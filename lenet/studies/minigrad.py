@@ -28,7 +28,6 @@ ModelName = Literal["pure_linear", "simple_conv", "LeNet"]
 PoolBackward = Literal["auto", "loop", "windows", "python", "cpp", "triton"]
 LOOPS = ("loop", "windows")
 DEFAULT_LR = {"adam": 1e-3, "sgd": 0.1}
-DEFAULT_TIMED_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,8 @@ class MinigradOptions(StudyFiles):
     """kernel (gptscale.ops.conv, with bias and ReLU in one) | im2col (the lesson's own)."""
     train_samples: int | None = None
     """Learn from only so many images."""
-    timed_steps: int | None = None
-    """Steps of LeNet to time by operation, loop against kernel. Default: 3. 0 leaves it out."""
+    timed_steps: int = 3
+    """Steps of LeNet to time by operation, loop against kernel. 0 leaves it out."""
     seed: int = 0
     """Fixes the weights and the order of the images."""
     threads: int | None = None
@@ -137,7 +136,7 @@ def main(argv: Sequence[str]) -> int:
         if is_whole_mnist(digits):
             reported[name] = report.report_run(name, options.pool_backward)
     pages, written = [report.last_lines(runs, reported)], [options.csv] if options.csv else []
-    if "LeNet" in options.names and options.timed_steps != 0:
+    if "LeNet" in options.names and options.timed_steps:
         pages += timed_operations(options, digits)
         written += [_operations_csv(options.csv)] if options.csv else []
     heading = title(options, digits)
@@ -220,15 +219,15 @@ def timed_operations(options: MinigradOptions, digits: VisionData) -> list[Lines
     from gptscale.lenet.minigrad.training import time_steps
 
     kernel = options.pooling("auto") if options.pool_backward in LOOPS else options.pool_backward
-    steps = DEFAULT_TIMED_STEPS if options.timed_steps is None else options.timed_steps
     batch, n = digits.train.to(options.place), min(options.batch_size, len(digits.train))
-    print(f"\ntiming {steps} steps of {n} images", flush=True)
+    print(f"\ntiming {options.timed_steps} steps of {n} images", flush=True)
     names = (*LOOPS, kernel)
     times = {
-        name: time_steps(built("LeNet", options, name), batch.images[:n], batch.labels[:n], steps) for name in names
+        name: time_steps(built("LeNet", options, name), batch.images[:n], batch.labels[:n], options.timed_steps)
+        for name in names
     }
     if options.csv is not None:
-        of_all = facts("LeNet", options, digits) | {"batch_size": n, "steps": steps}
+        of_all = facts("LeNet", options, digits) | {"batch_size": n, "steps": options.timed_steps}
         rows = [step._asdict() | of_all | {"pool_backward": name} for name, step in times.items()]
         pd.DataFrame(rows).to_csv(_operations_csv(options.csv), index=False, float_format="%.6g")
     return [report.times_lines(times[loop], times[kernel], loop, kernel) for loop in LOOPS]

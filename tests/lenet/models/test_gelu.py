@@ -9,7 +9,6 @@ from vision_runs import loss_and_gradient
 from gptscale.common.engine import Batch
 from gptscale.lenet.data.loader import BatchOrder, FastLoader, Normalise
 from gptscale.lenet.data.sources import open_data
-from gptscale.lenet.models import GELUS
 from gptscale.lenet.models.registry import ImageShape, build_model
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
@@ -66,7 +65,3 @@ def test_trained_with_it_the_difference_is_smaller_than_that_of_seeds(formula):
     # The model has learned.
     assert theirs < 0.3 < losses(formula, SEEDS[0])[0]
     assert abs(ours - theirs) < max(over_seeds) - min(over_seeds)
-
-
-def test_the_names():
-    assert set(GELUS) == {*FORMULAS, *(f"{by}-{f}" for by in ("custom", "python") for f in FORMULAS)}

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from gptscale.common.errors import ConfigError, DataError, NumericError
+from gptscale.common.measure.speed import synchronize
 from gptscale.common.settings.learning_rate import learning_rate
 from gptscale.lenet.data.sources import LabelledImages, VisionData, open_data
 from gptscale.lenet.minigrad.convolution import MaxPooling
@@ -155,6 +156,5 @@ def time_steps(lenet: Module, images: Array, labels: Array, steps: int) -> StepT
 
 def clock(device: torch.device) -> float:
     """Wait until the device has finished its work, and return the time in seconds."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     return time.perf_counter()

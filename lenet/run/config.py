@@ -222,26 +222,18 @@ def option_words(config: VisionConfig) -> list[str]:
 Schedule = Literal["constant", "cosine", "onecycle"]
 
 
-def one_cycle(step: int, *, peak: float, total_steps: int) -> float:
-    """Return the OneCycle learning rate of 0-based `step`.
-
-    In 0.3 of the steps it goes up by a half cosine from peak / 25 to `peak`, then down by another to a ten-thousandth of where it
-    began. This is torch.optim.lr_scheduler.OneCycleLR with its defaults, but without its cycle of momentum (Smith & Topin 2018,
-    arXiv 1708.07120).
-    """
-    low, lowest = peak / 25.0, peak / 25.0 / 1e4
-    top, last = 0.3 * total_steps - 1, total_steps - 1
-    if step <= top:
-        return _half_cosine(low, peak, step / top if top > 0 else 1.0)
-    return _half_cosine(peak, lowest, min(1.0, (step - top) / (last - top)))
-
-
-def _half_cosine(begin: float, end: float, fraction: float) -> float:
-    return end + (begin - end) / 2 * (1 + math.cos(math.pi * fraction))
-
-
 def rate(schedule: Schedule, step: int, *, peak: float, total_steps: int) -> float:
-    """Return the learning rate of 0-based `step` by the named schedule, where cosine falls to 0 without warm-up."""
-    if schedule == "onecycle":
-        return one_cycle(step, peak=peak, total_steps=total_steps)
-    return learning_rate(step, peak=peak, total_steps=total_steps, schedule=schedule, min_ratio=0.0)
+    """Return the learning rate of 0-based `step` by the named schedule, where cosine falls to 0 without warm-up.
+
+    onecycle is torch.optim.lr_scheduler.OneCycleLR with its defaults, but without its cycle of momentum (Smith & Topin 2018,
+    arXiv 1708.07120): in 0.3 of the steps it goes up by a half cosine from peak / 25 to `peak`, then down by another to a
+    ten-thousandth of where it began.
+    """
+    if schedule != "onecycle":
+        return learning_rate(step, peak=peak, total_steps=total_steps, schedule=schedule, min_ratio=0.0)
+    low, top, last = peak / 25.0, 0.3 * total_steps - 1, total_steps - 1
+    if step <= top:
+        begin, end, fraction = low, peak, step / top if top > 0 else 1.0
+    else:
+        begin, end, fraction = peak, low / 1e4, min(1.0, (step - top) / (last - top))
+    return end + (begin - end) / 2 * (1 + math.cos(math.pi * fraction))

@@ -21,18 +21,13 @@ class WorkersOptions(StudyOptions):
     batch_size: int = 32
     """Images per step."""
 
-    @property
-    def worker_counts(self) -> list[int]:
-        """The numbers of workers."""
-        return parse_whole_numbers(self.workers, "--workers", "use for example 0,2,4", least=0)
-
 
 def grid(options: WorkersOptions) -> list[Cell]:
     """Return a cell for every number of workers and for the fast loader, with augmentation and without."""
-    cells = []
+    cells, counts = [], parse_whole_numbers(options.workers, "--workers", "use for example 0,2,4", least=0)
     for augment, suffix in (("affine", ""), ("none", ", not augmented")):
         base: dict[str, Any] = {"augment": augment, "batch_size": options.batch_size}
-        for n in options.worker_counts:
+        for n in counts:
             cells.append(Cell(f"{n} workers{suffix}", base | {"loader": "dataloader", "num_workers": n}))
         cells.append(Cell(f"fast loader{suffix}", base))
     return cells

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 import torch
 
-from gptscale.common.errors import DataError, NumericError
+from gptscale.common.errors import NumericError
 from gptscale.launchers.cli import main
 from gptscale.lenet.data.sources import LabelledImages
 from gptscale.lenet.minigrad.layers import build
@@ -158,10 +158,3 @@ def test_the_default_data_needs_no_download(tmp_path, monkeypatch):
 def test_more_images_than_there_are(small_mnist, refused):
     words = ["lenet", "minigrad", "--data", str(small_mnist), "--train-samples", "401"]
     assert "401 of 400 images, in --train-samples, use 1 to 400" in refused(words)
-
-
-def test_a_damaged_file_is_named(small_mnist):
-    file = small_mnist / "train-labels-idx1-ubyte"
-    file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(DataError, match="train-labels-idx1-ubyte"):
-        open_digits(str(small_mnist))

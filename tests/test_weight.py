@@ -14,9 +14,9 @@ LABS = ("foresight", "lenet")
 FOLDERS = {
     "core": (CORE, 25_326),
     "foresight": (("foresight",), 11_312),
-    "lenet": (("lenet",), 6_412),
-    "the package": ((*CORE, *LABS), 43_050),
-    "the tests": (("tests",), 26_960),
+    "lenet": (("lenet",), 6_311),
+    "the package": ((*CORE, *LABS), 42_949),
+    "the tests": (("tests",), 26_867),
 }
 GPT2 = ("common/settings/gpt_config.py", "common/model/gpt.py")
 LOADED = {

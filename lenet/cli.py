@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         return int(module.main(argv[1:]))
     from gptscale.lenet.studies.study import run_study
 
-    return run_study(module.STUDY, argv[1:])
+    return run_study(argv[0], module.STUDY, argv[1:])
 
 
 def train(argv: Sequence[str]) -> int:

@@ -12,16 +12,16 @@ ROOT = Path(__file__).parents[1]
 CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
-    "core": (CORE, 25_085),
-    "foresight": (("foresight",), 11_312),
-    "lenet": (("lenet",), 6_407),
-    "the package": ((*CORE, *LABS), 42_804),
-    "the tests": (("tests",), 26_928),
+    "core": (CORE, 25_048),
+    "foresight": (("foresight",), 11_201),
+    "lenet": (("lenet",), 6_306),
+    "the package": ((*CORE, *LABS), 42_555),
+    "the tests": (("tests",), 26_800),
 }
 GPT2 = ("common/settings/gpt_config.py", "common/model/gpt.py")
 LOADED = {
-    "a rank": (["launchers/run/worker.py", *GPT2], 9_892),
-    "`gptscale run` until its options are parsed": (["launchers/cli.py", "launchers/commands/run.py", GPT2[0]], 2_460),
+    "a rank": (["launchers/run/worker.py", *GPT2], 9_849),
+    "`gptscale run` until its options are parsed": (["launchers/cli.py", "launchers/commands/run.py", GPT2[0]], 2_457),
     **{f"recipes/{path.name}": ([f"recipes/{path.name}"], 1_000) for path in (ROOT / "recipes").glob("[!_u]*.py")},
 }
 

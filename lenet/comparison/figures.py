@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gptscale.lenet.comparison.tables import Column, class_medians, values_of
-
-if TYPE_CHECKING:
-    import pandas as pd
+from gptscale.lenet.comparison.tables import Column, Groups, class_medians, values_of
 
 COLOURS = ("#56B4E9", "#E69F00", "#009E73")
 # Colours of curves and classes, one for each variant (Okabe & Ito 2008).
@@ -25,11 +22,7 @@ def numbers(references: Sequence[Mapping[str, str]], columns: Sequence[Column]) 
 
 
 def bars(
-    panel: Any,
-    groups: Mapping[str, list[Any]],
-    columns: Sequence[Column],
-    title: str,
-    references: Sequence[Mapping[str, str]] = (),
+    panel: Any, groups: Groups, columns: Sequence[Column], title: str, references: Sequence[Mapping[str, str]] = ()
 ) -> None:
     """Draw the medians of the variants side by side for each column, with a line from the lowest to the highest repeat.
 
@@ -62,22 +55,21 @@ def bars(
 
 
 def curves(
-    panel: Any, runs: Mapping[str, Sequence[pd.DataFrame]], column: str, title: str, factor: float = 1.0,
+    panel: Any, variants: Groups, column: str, title: str, factor: float = 1.0,
     reports: Sequence[Mapping[str, Any]] = (),
 ) -> None:  # fmt: skip
     """Draw a column of epochs.csv over the epochs: thin lines for the runs of a variant, a thick one for their median.
 
     reports: runs of reports, whose `losses` are drawn in grey, as far as there are epochs here.
     """
-    for i, (variant, frames) in enumerate(runs.items()):
+    for i, (variant, epochs) in enumerate(variants.items()):
         colour = VARIANT_COLOURS[i % len(VARIANT_COLOURS)]
-        series = [factor * frame.set_index("epoch")[column] for frame in frames]
-        for one in series if len(series) > 1 else []:
-            panel.plot(one.index, one, color=colour, linewidth=0.6, alpha=0.5)
-        medians = {epoch: statistics.median(one[epoch] for one in series if epoch in one) for epoch in series[0].index}
+        for _, run in epochs.groupby("run_id", sort=False) if epochs.run_id.nunique() > 1 else ():
+            panel.plot(run.epoch, factor * run[column], color=colour, linewidth=0.6, alpha=0.5)
+        medians = factor * epochs.groupby("epoch")[column].median()
         dots = "o" if len(medians) <= 20 else None
-        panel.plot(list(medians), list(medians.values()), color=colour, marker=dots, markersize=3, label=variant)
-    last = max(int(frame.epoch.max()) for frames in runs.values() for frame in frames)
+        panel.plot(medians.index, medians, color=colour, marker=dots, markersize=3, label=variant)
+    last = max(int(epochs.epoch.max()) for epochs in variants.values())
     for report, style in zip(reports, ("--", ":", "-."), strict=False):
         losses = report["losses"][:last]
         panel.plot(range(1, len(losses) + 1), losses, style, color="#777777", linewidth=1.2, label=report["name"])
@@ -88,10 +80,9 @@ def curves(
     panel.legend(fontsize=8)
 
 
-def classes(panel: Any, groups: Mapping[str, list[Any]], reports: Sequence[Mapping[str, Any]] = ()) -> None:
+def classes(panel: Any, groups: Groups, reports: Sequence[Mapping[str, Any]] = ()) -> None:
     """Draw the accuracy of each class as dots, medians over the repeats, and those of reports as grey crosses."""
-    by_name = {name: [100 * accuracy for accuracy in class_medians(rows).values()] for name, rows in groups.items()}
-    every = [(name, values, "o") for name, values in by_name.items()]
+    every = [(name, list(class_medians(rows)), "o") for name, rows in groups.items()]
     every += [(report["name"], list(report["by_class"]), mark) for report, mark in zip(reports, "x+^", strict=False)]
     for i, (name, values, marker) in enumerate(every):
         shift = 0.6 * (i / max(1, len(every) - 1) - 0.5)

@@ -96,15 +96,6 @@ def beside(csv: Path, kind: str) -> Path:
     return csv.with_name(f"{csv.stem}-{kind}.csv")
 
 
-def by_variant(details: pd.DataFrame, variants: Sequence[str]) -> dict[str, list[pd.DataFrame]]:
-    """Return the rows of each run of each variant, for those that have any."""
-    runs = {
-        variant: [run for _, run in details[details.variant == variant].groupby("run_id", sort=False)]
-        for variant in variants
-    }
-    return {variant: of_variant for variant, of_variant in runs.items() if of_variant}
-
-
 def window_losses(steps: pd.DataFrame) -> pd.DataFrame:
     """Return the mean loss of each 200 batches of a run, by epoch, as its `steps` have it.
 
@@ -131,4 +122,8 @@ def _detail(folder: Path, kind: str) -> pd.DataFrame | None:
 
 def _joined(kind: str, frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     full = [frame for frame in frames if not frame.empty]
-    return pd.concat(full, ignore_index=True) if full else pd.DataFrame(columns=[*RUN_COLUMNS, *DETAILS[kind]])
+    return (
+        pd.concat(full, ignore_index=True).drop_duplicates()
+        if full
+        else pd.DataFrame(columns=[*RUN_COLUMNS, *DETAILS[kind]])
+    )

@@ -1,16 +1,15 @@
 """Tables of vision runs: medians over repeats with their spread, and what spreads say of two variants.
 
-A group is the list of the rows of lenet.csv of one variant, its repeats.
+A group is the rows of lenet.csv of one variant, its repeats.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,63 +19,60 @@ from gptscale.results import render
 if TYPE_CHECKING:
     import pandas as pd
 
-
 Lines = list[dict[str, str]]
-# The epochs of each run of each variant.
-Curves = Mapping[str, Sequence["pd.DataFrame"]]
+# The rows of each variant: of its runs, or of their epochs.
+Groups = Mapping[str, "pd.DataFrame"]
 # Width of a printed table where output is no terminal.
 LOG_COLUMNS = 150
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its title, how to read its figure from a row, and how to format it.
+    """A column of a table: its title, the column of the rows that it shows, how to format it, and what to multiply it with.
 
+    name: of several names, with blanks between, a row's first one that is not empty counts.
     spread: whether the lowest and highest repeat stand behind the median.
     """
 
     title: str
-    value: Callable[[Any], float | None]
+    name: str
     form: str
+    factor: float = 1.0
     spread: bool = False
 
-
-def of(name: str, factor: float = 1.0) -> Callable[[Any], float | None]:
-    """Return the reader of a column of lenet.csv, times `factor`, which gives None for an empty cell."""
-
-    def value(row: Any) -> float | None:
-        number = float(row[name])
-        return None if math.isnan(number) else number * factor
-
-    return value
+    def values(self, rows: pd.DataFrame) -> list[float]:
+        """Return the figures of the rows that have one."""
+        figures = rows[self.name.split()].bfill(axis=1).iloc[:, 0].dropna()
+        return [float(figure) * self.factor for figure in figures]
 
 
-def first_of(*names: str) -> Callable[[Any], float | None]:
-    """Return the reader of the first of these columns of lenet.csv that is not empty."""
-    return lambda row: next((float(row[name]) for name in names if not math.isnan(float(row[name]))), None)
-
-
-ACCURACY = Column("accuracy %", of("test_accuracy", 100), ".2f", spread=True)
+ACCURACY = Column("accuracy %", "test_accuracy", ".2f", 100, spread=True)
 # Memory of tensors on a GPU, or the resident set of the process where there is no GPU.
-AVERAGE_MEMORY = Column("average GiB", of("avg_mem_gib"), ".3f", spread=True)
-PEAK_MEMORY = Column("peak GiB", first_of("peak_mem_allocated_gib", "peak_rss_gib"), ".3f")
+AVERAGE_MEMORY = Column("average GiB", "avg_mem_gib", ".3f", spread=True)
+PEAK_MEMORY = Column("peak GiB", "peak_mem_allocated_gib peak_rss_gib", ".3f")
 # A GPU's share of time with a kernel, or where there is no GPU the processor's, where 100 is one core.
-BUSY = Column("busy %", first_of("gpu_util_percent", "cpu_util_percent"), ".0f")
+BUSY = Column("busy %", "gpu_util_percent cpu_util_percent", ".0f")
 
 
-def table(groups: Mapping[str, Sequence[Any]], columns: Sequence[Column]) -> Lines:
+def table(groups: Groups, columns: Sequence[Column]) -> Lines:
     """Return a line of formatted cells for each variant: medians over the repeats, with the spread where a column has it."""
     lines = []
     for variant, rows in groups.items():
         line = {"run": variant}
         for column in columns:
-            values = [v for row in rows if (v := column.value(row)) is not None]
-            text = format(statistics.median(values), column.form) if values else "-"
+            values = column.values(rows)
             if column.spread and len(values) > 1:
-                text += f" ({min(values):{column.form}}-{max(values):{column.form}})"
-            line[column.title] = text
+                line[column.title] = spread(values, column.form)
+            else:
+                line[column.title] = format(statistics.median(values), column.form) if values else "-"
         lines.append(line)
     return lines
+
+
+def spread(values: Collection[float], form: str, between: str = "-") -> str:
+    """Return the median, and behind it the lowest and the highest."""
+    low, median, high = (format(number, form) for number in (min(values), statistics.median(values), max(values)))
+    return f"{median} ({low}{between}{high})"
 
 
 def with_references(lines: Lines, references: Lines) -> Lines:
@@ -84,36 +80,28 @@ def with_references(lines: Lines, references: Lines) -> Lines:
     return [*lines, *(dict.fromkeys(lines[0], "-") | reference for reference in references)]
 
 
-def class_medians(rows: Sequence[Any]) -> dict[int, float]:
-    """Return the median accuracy of each class over the rows as fractions, without classes that have no test images."""
-    columns = zip(*(str(row["class_accuracy"]).split() for row in rows), strict=True)
-    return {label: statistics.median(map(float, cells)) for label, cells in enumerate(columns) if "-" not in cells}
+def class_medians(rows: pd.DataFrame) -> pd.Series:
+    """Return the median accuracy of each class over the rows in percent, without classes that have no test images."""
+    by_class = rows.class_accuracy.str.replace("-", "nan").str.split(expand=True).astype(float)
+    return 100 * by_class.median().dropna()
 
 
-def class_table(groups: Mapping[str, list[Any]], reports: Sequence[Mapping[str, Any]] = ()) -> Lines:
+def class_table(groups: Groups, reports: Sequence[Mapping[str, Any]] = ()) -> Lines:
     """Return a line for each variant with the accuracy of each class in percent, medians over the repeats.
 
     reports: runs of reports with their `name` and accuracies `by_class` in percent, which get lines below.
     """
-    lines = []
-    for variant, rows in groups.items():
-        medians = class_medians(rows)
-        lines.append({"run": variant} | {str(label): f"{100 * accuracy:.2f}" for label, accuracy in medians.items()})
-    return lines + [
-        {"run": report["name"]} | {str(label): f"{percent:.2f}" for label, percent in enumerate(report["by_class"])}
-        for report in reports
-    ]
+    every = [(variant, class_medians(rows).items()) for variant, rows in groups.items()]
+    every += [(report["name"], enumerate(report["by_class"])) for report in reports]
+    return [{"run": name} | {str(label): f"{percent:.2f}" for label, percent in by_class} for name, by_class in every]
 
 
-def loss_table(curves: Curves, reports: Sequence[Mapping[str, Any]] = ()) -> Lines:
+def loss_table(curves: Groups, reports: Sequence[Mapping[str, Any]] = ()) -> Lines:
     """Return a line for each variant with the training loss of each epoch, medians over the repeats.
 
     reports: runs of reports with their `name` and `losses` of each epoch, which get lines below.
     """
-    lines = []
-    for variant, runs in curves.items():
-        by_epoch = zip(*(run.train_loss for run in runs), strict=True)
-        lines.append((variant, [statistics.median(losses) for losses in by_epoch]))
+    lines = [(variant, list(epochs.groupby("epoch").train_loss.median())) for variant, epochs in curves.items()]
     longest = max((len(losses) for _, losses in lines), default=0)
     lines += [(report["name"], report["losses"]) for report in reports] if lines else []
     titles = [f"epoch {i + 1}" for i in range(longest)]
@@ -123,16 +111,16 @@ def loss_table(curves: Curves, reports: Sequence[Mapping[str, Any]] = ()) -> Lin
     ]
 
 
-def accuracy_table(curves: Curves, n_epochs: int = 4) -> Lines:
+def accuracy_table(curves: Groups, n_epochs: int = 4) -> Lines:
     """Return a line for each variant with the test accuracy at `n_epochs` epochs, evenly apart, medians with their spread."""
-    longest = max((int(run.epoch.max()) for runs in curves.values() for run in runs), default=0)
+    longest = max((int(epochs.epoch.max()) for epochs in curves.values()), default=0)
     shown = sorted({round(longest * (i + 1) / n_epochs) for i in range(n_epochs)} - {0})
-
-    def after(epoch: int, epochs: Any) -> float | None:
-        accuracies = epochs[epochs.epoch == epoch].test_accuracy.dropna()
-        return None if accuracies.empty else 100 * float(accuracies.iloc[0])
-
-    return table(curves, [Column(f"accuracy % after epoch {n}", partial(after, n), ".2f", spread=True) for n in shown])
+    # A row for each run, and a column for each epoch.
+    runs = {
+        name: epochs.pivot(index="run_id", columns="epoch", values="test_accuracy") for name, epochs in curves.items()
+    }
+    groups = {name: of_variant.reindex(columns=shown).rename(columns=str) for name, of_variant in runs.items()}
+    return table(groups, [Column(f"accuracy % after epoch {n}", str(n), ".2f", 100, spread=True) for n in shown])
 
 
 def overlaps(a: Sequence[float], b: Sequence[float]) -> bool:
@@ -140,20 +128,19 @@ def overlaps(a: Sequence[float], b: Sequence[float]) -> bool:
     return max(a) >= min(b) and max(b) >= min(a)
 
 
-def values_of(groups: Mapping[str, list[Any]], column: Column) -> dict[str, list[float]]:
+def values_of(groups: Groups, column: Column) -> dict[str, list[float]]:
     """Return the figures of every variant in `column`."""
-    return {name: [v for row in rows if (v := column.value(row)) is not None] for name, rows in groups.items()}
+    return {name: column.values(rows) for name, rows in groups.items()}
 
 
-def not_significant(groups: Mapping[str, list[Any]], column: Column) -> list[str]:
+def not_significant(groups: Groups, column: Column) -> list[str]:
     """Return a sentence for each pair of variants whose spreads of `column` overlap."""
-    values = values_of(groups, column)
-    names = [name for name, repeats in values.items() if len(repeats) > 1]
-    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if overlaps(values[a], values[b])]
+    values = [(name, repeats) for name, repeats in values_of(groups, column).items() if len(repeats) > 1]
+    pairs = [(a, b) for (a, of_a), (b, of_b) in combinations(values, 2) if overlaps(of_a, of_b)]
     return [f"{column.title}: {a} and {b} do not differ significantly, their spreads overlap" for a, b in pairs]
 
 
-def as_fast_as_the_first(groups: Mapping[str, list[Any]], column: Column) -> list[str]:
+def as_fast_as_the_first(groups: Groups, column: Column) -> list[str]:
     """Return a sentence for each other variant whose spread of `column` overlaps with that of the first."""
     first, *others = groups
     pairs = ({first: groups[first], other: groups[other]} for other in others)
@@ -168,7 +155,7 @@ def show(lines: Lines) -> None:
 
 def finish(
     every: Sequence[Lines], notes: Sequence[str], md: Path | None, png: Path | None, draw: Callable[[Path], object],
-    written: Sequence[Path] = (),
+    written: Sequence[Path | None] = (),
 ) -> None:  # fmt: skip
     """Print the tables and the notes, write the Markdown and the figure, and name all files that are written."""
     for lines in every:

@@ -75,10 +75,10 @@ class Normalise:
     """
 
     def __init__(
-        self, device: torch.device, dtype: torch.dtype = torch.float32, layout: str = "channels_first"
-    ) -> None:
-        self.device, self.dtype = device, dtype
-        self.format = torch.channels_last if layout == "channels_last" else torch.contiguous_format
+        self, device: torch.device, dtype: torch.dtype = torch.float32,
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> None:  # fmt: skip
+        self.device, self.dtype, self.format = device, dtype, memory_format
 
     def __call__(self, images: Tensor) -> Tensor:
         x = images.to(self.device, torch.float32, memory_format=self.format)

@@ -32,38 +32,33 @@ class Module:
         raise NotImplementedError
 
     def parameters(self) -> list[Parameter]:
-        """Return every parameter of this module and the modules in it, once each, in the order of the attributes."""
-        return find_parameters(self)
+        """Return the parameters of this module: in its attributes, and in modules, lists and dictionaries there, at any depth.
+
+        A parameter that can be reached in two ways (a shared weight) is listed once, because an optimizer must not apply its
+        gradient twice.
+        """
+        parameters: list[Parameter] = []
+        visited: set[int] = set()
+
+        def visit(item: object) -> None:
+            if id(item) in visited:
+                return
+            visited.add(id(item))
+            if isinstance(item, Parameter):
+                parameters.append(item)
+            elif isinstance(item, Module):
+                visit(vars(item))
+            elif isinstance(item, (dict, list, tuple)):
+                for value in item.values() if isinstance(item, dict) else item:
+                    visit(value)
+
+        visit(self)
+        return parameters
 
     def to(self, device: torch.device) -> None:
         """Move all parameters to a device."""
         for parameter in self.parameters():
             parameter.array = parameter.array.to(device)
-
-
-def find_parameters(root: object) -> list[Parameter]:
-    """Return the parameters in an object, in its attributes, and in lists, tuples and dictionaries, at any depth.
-
-    A parameter that can be reached in two ways (a shared weight) is listed once, because an optimizer must not apply its
-    gradient twice.
-    """
-    parameters: list[Parameter] = []
-    visited: set[int] = set()
-
-    def visit(item: object) -> None:
-        if id(item) in visited:
-            return
-        visited.add(id(item))
-        if isinstance(item, Parameter):
-            parameters.append(item)
-        elif isinstance(item, Module):
-            visit(vars(item))
-        elif isinstance(item, (dict, list, tuple)):
-            for value in item.values() if isinstance(item, dict) else item:
-                visit(value)
-
-    visit(root)
-    return parameters
 
 
 def initial(shape: tuple[int, ...], fan_in: int, random: torch.Generator) -> Parameter:

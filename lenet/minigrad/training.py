@@ -6,15 +6,16 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from gptscale.common.errors import ConfigError, DataError, NumericError
+from gptscale.common.measure.speed import synchronize
 from gptscale.common.settings.learning_rate import learning_rate
-from gptscale.lenet.data.sources import LabelledImages, open_data
+from gptscale.lenet.data.sources import LabelledImages, VisionData, open_data
 from gptscale.lenet.minigrad.convolution import MaxPooling
 from gptscale.lenet.minigrad.layers import Module, softmax_cross_entropy
 from gptscale.lenet.minigrad.optimizers import Optimizer
@@ -26,21 +27,10 @@ CLASSES = 10
 EVALUATION_BATCH_SIZE = 1000
 
 
-@dataclass(frozen=True)
-class Digits:
-    """Images for training and for testing, with values from 0 to 1.
-
-    is_whole_mnist: whether they are all of MNIST, on which report B's figures were measured.
-    """
-
-    name: str
-    train: LabelledImages
-    test: LabelledImages
-    is_whole_mnist: bool
-
-
-def open_digits(data: str, root: Path = Path(), train_samples: int | None = None, *, download: bool = False) -> Digits:
-    """Open the images that --data of a vision run names, which must be grey images of the ten digits.
+def open_digits(
+    data: str, root: Path = Path(), train_samples: int | None = None, *, download: bool = False
+) -> VisionData:
+    """Open the images that --data of a vision run names, which must be grey images of the ten digits, with values from 0 to 1.
 
     train_samples: number of training images, the first ones, or None for all.
     """
@@ -55,7 +45,12 @@ def open_digits(data: str, root: Path = Path(), train_samples: int | None = None
         LabelledImages(part.images[:most].float() / 255, part.labels[:most])
         for part, most in ((data_set.train, train_samples), (data_set.test, None))
     )
-    return Digits(data_set.name, train, test, (data_set.name, len(train), len(test)) == ("MNIST", 60_000, 10_000))
+    return replace(data_set, train=train, test=test)
+
+
+def is_whole_mnist(digits: VisionData) -> bool:
+    """Return whether the images are all of MNIST, on which report B's figures were measured."""
+    return (digits.name, len(digits.train), len(digits.test)) == ("MNIST", 60_000, 10_000)
 
 
 @dataclass(frozen=True)
@@ -161,6 +156,5 @@ def time_steps(lenet: Module, images: Array, labels: Array, steps: int) -> StepT
 
 def clock(device: torch.device) -> float:
     """Wait until the device has finished its work, and return the time in seconds."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     return time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from gptscale.common.errors import ConfigError
@@ -22,6 +23,15 @@ MODEL_NAMES = (
 WITH_BATCH_NORM = ("cnn", "vgg11", "vgg13", "vgg16", "vgg19", "vgg19_quarter", "resnet18")
 # They have neither max pooling nor a convolution that can be fused with ReLU.
 WITHOUT_CUSTOM_OPERATORS = ("lenet_classic", "pure_linear", "resnet18")
+
+
+@dataclass(frozen=True)
+class ImageShape:
+    """The images and classes of a data set: square images of `side` pixels with 1 or 3 `channels`, and `n_classes`."""
+
+    channels: int
+    side: int
+    n_classes: int
 
 
 def check_model(name: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from gptscale.lenet.models import ImageShape
 from gptscale.lenet.models.activations import activation
 
 WIDTHS = (64, 128, 256, 512, 512)
@@ -16,19 +17,19 @@ WIDTHS = (64, 128, 256, 512, 512)
 CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 
 
-def vgg(depth: int, channels: int, side: int, n_classes: int, gelu: str | None, narrower: int = 1) -> nn.Module:
+def vgg(shape: ImageShape, gelu: str | None, *, depth: int, narrower: int = 1) -> nn.Module:
     """Return VGG with `depth` layers (11, 13, 16 or 19), which pads images of 28 pixels to 32.
 
     narrower: what the channels of all layers are divided by.
     """
-    layers: list[nn.Module] = [nn.ZeroPad2d((32 - side) // 2)] if side < 32 else []
-    widths = [width // narrower for width in WIDTHS]
+    layers: list[nn.Module] = [nn.ZeroPad2d((32 - shape.side) // 2)] if shape.side < 32 else []
+    channels, widths = shape.channels, [width // narrower for width in WIDTHS]
     for width, count in zip(widths, CONVOLUTIONS[depth], strict=True):
         for _ in range(count):
             layers += [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), activation(gelu)]
             channels = width
         layers.append(nn.MaxPool2d(2))
-    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(widths[-1], n_classes))
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(widths[-1], shape.n_classes))
     for module in model.modules():
         # With torch's default initial weights the signal would be lost after nineteen layers.
         if isinstance(module, nn.Conv2d):
@@ -55,14 +56,14 @@ class BasicBlock(nn.Module):
         return result
 
 
-def resnet18(channels: int, n_classes: int, gelu: str | None) -> nn.Module:
+def resnet18(shape: ImageShape, gelu: str | None) -> nn.Module:
     """Return ResNet-18, 11.2 million parameters.
 
     It has a stem, four stages of two blocks (64, 128, 256, 512 channels), a global mean and one linear layer.
     """
-    layers: list[nn.Module] = [nn.Conv2d(channels, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), activation(gelu)]
-    inputs = 64
+    stem = nn.Conv2d(shape.channels, 64, 3, padding=1, bias=False)
+    layers, inputs = [stem, nn.BatchNorm2d(64), activation(gelu)], 64
     for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
         layers += [BasicBlock(inputs, width, stride, gelu), BasicBlock(width, width, 1, gelu)]
         inputs = width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, n_classes))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, shape.n_classes))

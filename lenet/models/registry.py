@@ -1,6 +1,6 @@
 """The vision models by name, and the small ones themselves: LeNet-5, the reports' networks, and repeated convolutions.
 
-activations.py holds the larger models. Every builder takes an `ImageShape` and the name of an activation. Its model takes
+deep.py holds the larger models. Every builder takes an `ImageShape` and the name of an activation. Its model takes
 images (batch, channels, side, side), with a side of 28 or 32 (resnet18: also 16), and returns logits (batch, n_classes).
 docs/lenet/README.md says which reports are meant.
 """
@@ -8,26 +8,16 @@ docs/lenet/README.md says which reports are meant.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from gptscale.lenet.models import check_model, check_side
+from gptscale.lenet.models import ImageShape, check_model, check_side
 from gptscale.lenet.models.activations import Activation, activation
 from gptscale.lenet.models.deep import CONVOLUTIONS, resnet18, vgg
 from gptscale.ops.conv import conv_bias_relu
 from gptscale.ops.max_pool import max_pool2d
-
-
-@dataclass(frozen=True)
-class ImageShape:
-    """The images and classes of a data set: square images of `side` pixels with 1 or 3 `channels`, and `n_classes`."""
-
-    channels: int
-    side: int
-    n_classes: int
 
 
 def activated(convolution: nn.Module, act: Activation, x: Tensor, *, fused: bool) -> Tensor:
@@ -198,10 +188,6 @@ class Convolutions(nn.Module):
         return self.head(self.pool(x).flatten(1))  # type: ignore[no-any-return]
 
 
-def _vgg(depth: int, narrower: int = 1) -> Callable[[ImageShape, str | None], nn.Module]:
-    return lambda shape, gelu: vgg(depth, shape.channels, shape.side, shape.n_classes, gelu, narrower)
-
-
 MODELS: dict[str, Callable[[ImageShape, str | None], nn.Module]] = {
     "lenet": LeNet5,
     "lenet_classic": ClassicLeNet5,
@@ -213,9 +199,9 @@ MODELS: dict[str, Callable[[ImageShape, str | None], nn.Module]] = {
         for depth in (2, 10)
         for kind in ("shared", "independent")
     },
-    **{f"vgg{depth}": _vgg(depth) for depth in CONVOLUTIONS},
-    "vgg19_quarter": _vgg(19, narrower=4),
-    "resnet18": lambda shape, gelu: resnet18(shape.channels, shape.n_classes, gelu),
+    **{f"vgg{depth}": partial(vgg, depth=depth) for depth in CONVOLUTIONS},
+    "vgg19_quarter": partial(vgg, depth=19, narrower=4),
+    "resnet18": resnet18,
 }
 
 

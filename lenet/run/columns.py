@@ -46,8 +46,3 @@ def read_summary(path: Path) -> pd.DataFrame:
     except (ValueError, KeyError) as error:
         raise refuse(str(error).splitlines()[0][:100]) from None
     return rows
-
-
-def fractions(values: list[float | None]) -> str:
-    """Return per-class accuracies as one cell."""
-    return " ".join("-" if v is None else f"{v:.4f}" for v in values)

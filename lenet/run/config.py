@@ -21,6 +21,12 @@ MAX_LOSS_SCALE = 2.0**24
 # Strategies whose processes exchange gradients, also if there is only one, and those that have a loop of their own.
 OF_PROCESSES = ("ddp", "fabric", "trainer", "trainer_bare")
 BY_TRAINER = ("trainer", "trainer_bare")
+# Where the images are kept, which show in the fingerprint of the data, and how a run computes its work, looks at itself and
+# writes. Any other option makes the work of two runs unequal.
+NOT_WORK = frozenset(
+    "data data_dir download image_size num_workers strategy device backend dist_timeout_s eval_every log_every save_every "
+    "keep_checkpoints resume out run_name tensorboard verdict wandb study variant".split()
+)
 # Imports of each process of a run, whatever its strategy: the worker, and what parses its options.
 RUN_IMPORTS = ("gptscale.lenet.run.worker", "tyro")
 # Every command that trains on images has it.
@@ -158,11 +164,6 @@ class VisionConfig:
 
     def __post_init__(self) -> None:
         check_model(self.model)
-        self._check_ranges()
-        self._check_combinations()
-        check_run_name(self.run_name, self.resume)
-
-    def _check_ranges(self) -> None:
         ranges: dict[str, tuple[float, float]] = {
             "epochs": (1, 10**6), "max_steps": (1, 10**9), "batch_size": (1, 10**6), "seed": (0, 2**31 - 1),
             "num_workers": (0, 1024), "lr": (0.0, 100.0), "weight_decay": (0.0, 100.0), "momentum": (0.0, 1.0),
@@ -172,8 +173,7 @@ class VisionConfig:
         check_ranges(self, ranges)
         if self.image_size is not None:
             check_side(self.model, self.image_size, f"image_size {self.image_size} is out of range")
-
-    def _check_combinations(self) -> None:
+        check_run_name(self.run_name, self.resume)
         if self.num_workers and self.loader == "fast":
             fix = "leave it out, or use --loader dataloader"
             raise ConfigError("the fast loader has no worker processes", "in --num-workers", fix)
@@ -222,26 +222,18 @@ def option_words(config: VisionConfig) -> list[str]:
 Schedule = Literal["constant", "cosine", "onecycle"]
 
 
-def one_cycle(step: int, *, peak: float, total_steps: int) -> float:
-    """Return the OneCycle learning rate of 0-based `step`.
-
-    In 0.3 of the steps it goes up by a half cosine from peak / 25 to `peak`, then down by another to a ten-thousandth of where it
-    began. This is torch.optim.lr_scheduler.OneCycleLR with its defaults, but without its cycle of momentum (Smith & Topin 2018,
-    arXiv 1708.07120).
-    """
-    low, lowest = peak / 25.0, peak / 25.0 / 1e4
-    top, last = 0.3 * total_steps - 1, total_steps - 1
-    if step <= top:
-        return _half_cosine(low, peak, step / top if top > 0 else 1.0)
-    return _half_cosine(peak, lowest, min(1.0, (step - top) / (last - top)))
-
-
-def _half_cosine(begin: float, end: float, fraction: float) -> float:
-    return end + (begin - end) / 2 * (1 + math.cos(math.pi * fraction))
-
-
 def rate(schedule: Schedule, step: int, *, peak: float, total_steps: int) -> float:
-    """Return the learning rate of 0-based `step` by the named schedule, where cosine falls to 0 without warm-up."""
-    if schedule == "onecycle":
-        return one_cycle(step, peak=peak, total_steps=total_steps)
-    return learning_rate(step, peak=peak, total_steps=total_steps, schedule=schedule, min_ratio=0.0)
+    """Return the learning rate of 0-based `step` by the named schedule, where cosine falls to 0 without warm-up.
+
+    onecycle is torch.optim.lr_scheduler.OneCycleLR with its defaults, but without its cycle of momentum (Smith & Topin 2018,
+    arXiv 1708.07120): in 0.3 of the steps it goes up by a half cosine from peak / 25 to `peak`, then down by another to a
+    ten-thousandth of where it began.
+    """
+    if schedule != "onecycle":
+        return learning_rate(step, peak=peak, total_steps=total_steps, schedule=schedule, min_ratio=0.0)
+    low, top, last = peak / 25.0, 0.3 * total_steps - 1, total_steps - 1
+    if step <= top:
+        begin, end, fraction = low, peak, step / top if top > 0 else 1.0
+    else:
+        begin, end, fraction = peak, low / 1e4, min(1.0, (step - top) / (last - top))
+    return end + (begin - end) / 2 * (1 + math.cos(math.pi * fraction))

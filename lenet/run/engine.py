@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,29 +14,33 @@ from torch import Tensor, nn
 
 from gptscale.common.engine import Batch, Engine, StepResult
 from gptscale.common.engines.torch_engine import tell_backward
-from gptscale.common.model.precision import LossScale
+from gptscale.common.model.precision import DTYPES, LossScale, autocast
 from gptscale.common.process.progress import progress
 from gptscale.common.process.world import World
 from gptscale.common.state import Shard, shard_of
+from gptscale.lenet.models import ImageShape
 from gptscale.lenet.models.batch_norm import synced
-from gptscale.lenet.models.registry import ImageShape, build_model
+from gptscale.lenet.models.registry import build_model
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.strategy import distribute
-
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def weight_dtype(config: VisionConfig) -> torch.dtype:
     """Return the type of weights and images: that of the precision without autocast, fp32 with it."""
-    return torch.float32 if config.amp else DTYPES[config.precision]
+    return torch.float32 if config.amp or config.precision == "tf32" else DTYPES[config.precision]
+
+
+def memory_format(config: VisionConfig) -> torch.memory_format:
+    """Return the layout of weights and images."""
+    return torch.channels_last if config.channels_last else torch.contiguous_format
 
 
 @dataclass(frozen=True)
 class Score:
     """The result of an evaluation.
 
-    loss: mean cross entropy, in nats. correct, total: numbers of images of each class. class_accuracy: fractions, None for a
-    class without test images.
+    loss: mean cross entropy, in nats. correct, total: numbers of images of each class. class_accuracy: fractions with blanks
+    between, as lenet.csv has them, - for a class without test images.
     """
 
     loss: float
@@ -48,8 +52,8 @@ class Score:
         return sum(self.correct) / sum(self.total)
 
     @property
-    def class_accuracy(self) -> list[float | None]:
-        return [c / t if t else None for c, t in zip(self.correct, self.total, strict=True)]
+    def class_accuracy(self) -> str:
+        return " ".join(f"{c / t:.4f}" if t else "-" for c, t in zip(self.correct, self.total, strict=True))
 
 
 class VisionEngine(Engine):
@@ -65,8 +69,7 @@ class VisionEngine(Engine):
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
         custom = config.operators == "custom"
         model = build_model(config.model, shape, gelu=config.gelu, custom=custom, seed=config.seed)
-        layout = torch.channels_last if config.channels_last else torch.contiguous_format
-        self.module = model.to(world.device, weight_dtype(config), memory_format=layout)  # type: ignore[call-overload]
+        self.module = model.to(world.device, weight_dtype(config), memory_format=memory_format(config))  # type: ignore[call-overload]
         if config.batch_norm == "sync" and world.world_size > 1:
             self.module = synced(self.module)
         self.has_dropout = any(isinstance(m, nn.Dropout) for m in model.modules())
@@ -80,9 +83,8 @@ class VisionEngine(Engine):
             self.optimizer.register_step_pre_hook(self._note_overflow)
 
     def _autocast(self) -> AbstractContextManager[None]:
-        if self.config.precision in ("fp32", "tf32") or not self.config.amp:
-            return nullcontext()
-        return torch.autocast(self.world.device.type, DTYPES[self.config.precision])  # type: ignore[return-value]
+        c = self.config
+        return autocast(c.precision if c.amp and c.precision != "tf32" else "fp32", self.world.device)
 
     def train_step(self, batch: Batch, lr: float) -> StepResult:
         self.set_rate(lr)

@@ -18,19 +18,13 @@ from gptscale.common.process.world import World
 from gptscale.launchers.run.preflight import check_fixed
 from gptscale.lenet.data.loader import BatchOrder, FastLoader, Normalise, PilLoader, pil_transform
 from gptscale.lenet.data.sources import VisionData, open_data
-from gptscale.lenet.models import SIDES, SMALL_SIDES
-from gptscale.lenet.models.registry import ImageShape
+from gptscale.lenet.models import SIDES, SMALL_SIDES, ImageShape
 from gptscale.lenet.run.columns import LENET
-from gptscale.lenet.run.config import VisionConfig, rate
-from gptscale.lenet.run.engine import weight_dtype
+from gptscale.lenet.run.config import NOT_WORK, VisionConfig, rate
+from gptscale.lenet.run.engine import memory_format, weight_dtype
 from gptscale.lenet.run.strategy import backend_of, check_strategy
 from gptscale.results.record.run_folder import check_results_folder, checkpoints_in, resume_folder
 
-# Options that decide what is computed. Runs that agree in them and in their data differ in nothing but their seed.
-WORK = (
-    "model operators gelu batch_norm augment loader epochs batch_size optimizer lr lr_schedule weight_decay momentum "
-    "label_smoothing precision amp channels_last"
-).split()
 # Options that must be the same in a run and in its continuation, whose epochs and learning rates may differ.
 FIXED = (
     "model operators gelu batch_norm augment loader batch_size optimizer precision amp loss_scale seed data_fingerprint"
@@ -70,9 +64,8 @@ class ReadyVisionRun:
     @property
     def work(self) -> dict[str, Any]:
         """The options that decide what is computed, with the data's fingerprint in place of its name."""
-        resolved = {"loss_scale": self.config.resolved_loss_scale, "seed": self.config.seed}
-        options = {name: getattr(self.config, name) for name in WORK}
-        return options | resolved | {"data_fingerprint": self.data.fingerprint}
+        options = {name: value for name, value in vars(self.config).items() if name not in NOT_WORK}
+        return options | {"loss_scale": self.config.resolved_loss_scale, "data_fingerprint": self.data.fingerprint}
 
     def ends_epoch(self, step: int) -> bool:
         """Return whether 1-based `step` is the last of an epoch, or of the run."""
@@ -91,8 +84,7 @@ class ReadyVisionRun:
 
     def normalise(self) -> Normalise:
         """Return the function that makes the model's input of uint8 images."""
-        layout = "channels_last" if self.config.channels_last else "channels_first"
-        return Normalise(self.world.device, weight_dtype(self.config), layout)
+        return Normalise(self.world.device, weight_dtype(self.config), memory_format(self.config))
 
     def loader(self) -> FastLoader | PilLoader:
         """Return the loader of this rank's training batches."""
@@ -129,17 +121,15 @@ def ready_run(config: VisionConfig, world: World) -> ReadyVisionRun:
     return ready
 
 
-def check_shared_memory(
-    config: VisionConfig, batch_order: BatchOrder, data: VisionData, folder: str = "/dev/shm"
-) -> None:
+def check_shared_memory(config: VisionConfig, batch_order: BatchOrder, data: VisionData) -> None:
     """Raise ConfigError unless the batches of data workers fit the shared memory, where a full one kills the worker."""
     if not config.num_workers:
         return
     # Each worker has two batches of fp32 images and int64 labels ready, and one in the making.
     batch_bytes = batch_order.share * (4 * data.channels * data.side**2 + 8)
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", batch_order.world_size))
-    needed, place = 3 * config.num_workers * ranks * batch_bytes, Path(folder)
-    free = shutil.disk_usage(place).free if place.is_dir() else 0
+    needed, folder = 3 * config.num_workers * ranks * batch_bytes, Path("/dev/shm")
+    free = shutil.disk_usage(folder).free if folder.is_dir() else 0
     if free < needed:
         what = f"{folder} has {free:,} bytes free, {needed:,} are needed by {ranks * config.num_workers} data workers"
         fix = "use --num-workers 0, or give the container more (--shm-size=1g)"

@@ -24,7 +24,7 @@ from gptscale.common.measure.speed import reset_peak_memory, synchronize
 from gptscale.common.process.begin import right_threads
 from gptscale.common.settings.run import workload_hash
 from gptscale.launchers.run.record import RunRecord
-from gptscale.lenet.run.columns import EPOCH_COLUMNS, LENET, STEP_COLUMNS, WARMUP_STEPS, fractions
+from gptscale.lenet.run.columns import EPOCH_COLUMNS, LENET, STEP_COLUMNS, WARMUP_STEPS
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.engine import Score
 from gptscale.lenet.run.preflight import ReadyVisionRun
@@ -175,7 +175,7 @@ class VisionRecorder(Recorder):
         if score is not None:
             self._scored(score)
             row |= {"test_loss": score.loss, "test_accuracy": score.accuracy, "eval_time_s": eval_time_s}
-            row["class_accuracy"] = fractions(score.class_accuracy)
+            row["class_accuracy"] = score.class_accuracy
             line += f"  test loss {score.loss:.4f}  {score.accuracy:.2%}"
         if self._evals:
             self._evals.append(row)
@@ -201,7 +201,7 @@ class VisionRecorder(Recorder):
             row["skipped_steps"] = self.past.skipped_steps
         if self.score is not None:
             row |= {"test_loss": self.score.loss, "test_accuracy": self.score.accuracy}
-            row["class_accuracy"] = fractions(self.score.class_accuracy)
+            row["class_accuracy"] = self.score.class_accuracy
             row["best_test_accuracy"] = self.past.best_accuracy
         row |= {"seconds_to_99": self.seconds_to.get(0.99), "seconds_to_99_4": self.seconds_to.get(0.994)}
         row |= {"train_time_s": self.train_time_s, "eval_time_s": self.eval_time_s}

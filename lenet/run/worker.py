@@ -70,15 +70,6 @@ def train(config: VisionConfig, world: World) -> RunOutcome:
     return RunOutcome(status, records[0].row, records[0].folder)
 
 
-def loop_of(ready: ReadyVisionRun) -> Callable[..., int]:
-    """Return the function that takes the steps of a run: the one training loop, or Lightning's."""
-    if ready.config.strategy not in BY_TRAINER:
-        return train_steps
-    from gptscale.lenet.run.trainer import train_by_trainer
-
-    return partial(train_by_trainer, ready)
-
-
 def _train(record: VisionRecord, stop: StopRequest) -> int:
     """Build the engine, resume, train and test, and return the exit status: not 0 if the run was asked to stop early."""
     ready, folder, past = record.ready, record.folder, EarlierProgress()
@@ -97,9 +88,14 @@ def _train(record: VisionRecord, stop: StopRequest) -> int:
     start = resume(ready.run, engine, folder / "checkpoints", restore)
     recorder = VisionRecorder(ready, folder, start_step=start, past=past, began=record.began)
     record.recorder = recorder
+    take_steps: Callable[..., int] = train_steps
+    if ready.config.strategy in BY_TRAINER:
+        from gptscale.lenet.run.trainer import train_by_trainer
+
+        take_steps = partial(train_by_trainer, ready)
     with recorder:
         with record.sampler:
-            last = loop_of(ready)(
+            last = take_steps(
                 engine, VisionBatches(ready), recorder, lr_at=ready.lr_at, start=start, steps=ready.steps,
                 evaluate=EpochEnd(ready, engine, recorder), stop_requested=stop,
                 save=VisionSaver(ready, engine, recorder, folder / "checkpoints"),

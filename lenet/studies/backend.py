@@ -17,8 +17,8 @@ from gptscale.lenet.comparison.tables import (
     AVERAGE_MEMORY,
     PEAK_MEMORY,
     Column,
+    Groups,
     not_significant,
-    of,
     values_of,
 )
 from gptscale.lenet.run.config import VisionConfig
@@ -41,35 +41,24 @@ class BackendOptions(PerRankOptions):
     LEAST_NPROC: ClassVar[int] = 2
 
 
-def contenders(on_cuda: bool) -> dict[str, str]:
-    """Return the backends by the name of their rows."""
-    return {"NCCL": "nccl", "Gloo": "gloo"} if on_cuda else {"Gloo": "gloo", "Gloo again": "gloo"}
+def cells(options: BackendOptions) -> list[Cell]:
+    """Return the pair of cells that are compared for each batch size, and print a note where Gloo stands in for NCCL."""
+    from gptscale.lenet.run.preflight import world_from_environment
 
-
-def grid(options: BackendOptions, backends: dict[str, str]) -> list[list[Cell]]:
-    """Return, for each batch size, the pair of cells that are to be compared."""
+    backends = {"NCCL": "nccl", "Gloo": "gloo"}
+    if world_from_environment(VisionConfig(device=options.device)).device.type != "cuda":
+        print("note: nccl is not run: it needs CUDA devices; gloo runs twice instead", flush=True)
+        backends = {"Gloo": "gloo", "Gloo again": "gloo"}
     shared: dict[str, Any] = {"model": options.model, "augment": options.augment, "optimizer": "adamw"}
     shared |= {"strategy": "ddp", "weight_decay": 0.05, "lr_schedule": "onecycle"}
     return [
-        [
-            Cell(f"{name}, {n} per rank", shared | {"batch_size": n * options.nproc, "backend": backend}, options.nproc)
-            for name, backend in backends.items()
-        ]
+        Cell(f"{name}, {n} per rank", shared | {"batch_size": n * options.nproc, "backend": backend}, options.nproc)
         for n in options.batches
+        for name, backend in backends.items()
     ]
 
 
-def cells(options: BackendOptions) -> list[Cell]:
-    """Return the cells of the grid on this machine, and print a note where Gloo stands in for NCCL."""
-    from gptscale.lenet.run.preflight import world_from_environment
-
-    on_cuda = world_from_environment(VisionConfig(device=options.device)).device.type == "cuda"
-    if not on_cuda:
-        print("note: nccl is not run: it needs CUDA devices; gloo runs twice instead", flush=True)
-    return [cell for pair in grid(options, contenders(on_cuda)) for cell in pair]
-
-
-def verdict(groups: dict[str, list[Any]], column: Column) -> list[str]:
+def verdict(groups: Groups, column: Column) -> list[str]:
     """Return sentences about whether the two variants in `groups` differ in `column`, and by how much."""
     (a, a_values), (b, b_values) = values_of(groups, column).items()
     difference = statistics.median(b_values) / statistics.median(a_values) - 1
@@ -90,16 +79,14 @@ def notes(result: StudyResult[BackendOptions]) -> list[str]:
 
 
 COLUMNS = (
-    Column("training s", of("train_time_s"), ".2f", spread=True),
-    Column("update ms/step", of("update_s", 1e3), ".2f", spread=True),
-    Column("images/s", of("images_per_s"), ",.0f"),
+    Column("training s", "train_time_s", ".2f", spread=True),
+    Column("update ms/step", "update_s", ".2f", 1e3, spread=True),
+    Column("images/s", "images_per_s", ",.0f"),
     AVERAGE_MEMORY,
     PEAK_MEMORY,
     ACCURACY,
 )
 STUDY = Study(
-    name="backend",
-    about="NCCL against Gloo.",
     options=BackendOptions,
     cells=cells,
     columns=COLUMNS,

@@ -10,7 +10,7 @@ from typing import Any
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import did_you_mean, parse_whole_numbers
-from gptscale.lenet.comparison.tables import ACCURACY, RUNS, Column, accuracy_table, class_table, loss_table, of
+from gptscale.lenet.comparison.tables import ACCURACY, RUNS, Column, accuracy_table, class_table, loss_table
 from gptscale.lenet.models import Gelu
 from gptscale.lenet.studies.grid import Cell
 from gptscale.lenet.studies.study import GridOptions, Study, draw
@@ -51,19 +51,17 @@ class BaselineOptions(GridOptions):
 
 
 STUDY = Study(
-    name="baseline",
-    about="LeNet-5 beside the reports' figures.",
     options=BaselineOptions,
     cells=lambda options: [Cell(options.resolved_preset, {"gelu": options.gelu, **preset(options.resolved_preset)})],
     columns=(
-        Column("epochs", of("epochs"), ".0f"),
-        Column("batch", of("batch_size"), ".0f"),
-        Column("highest rate", of("lr"), "g"),
+        Column("epochs", "epochs", ".0f"),
+        Column("batch", "batch_size", ".0f"),
+        Column("highest rate", "lr", "g"),
         ACCURACY,
-        Column("training s", of("train_time_s"), ".1f"),
-        Column("to 99 %, s", of("seconds_to_99"), ".1f"),
-        Column("to 99.4 %, s", of("seconds_to_99_4"), ".1f"),
-        Column("images/s", of("images_per_s"), ",.0f"),
+        Column("training s", "train_time_s", ".1f"),
+        Column("to 99 %, s", "seconds_to_99", ".1f"),
+        Column("to 99.4 %, s", "seconds_to_99_4", ".1f"),
+        Column("images/s", "images_per_s", ",.0f"),
     ),
     notes=lambda result: result.failures(),
     title=lambda result: result.title(f"seeds {', '.join(map(str, dict.fromkeys(result.rows.seed)))}"),

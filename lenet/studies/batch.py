@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from gptscale.lenet.comparison import tables
-from gptscale.lenet.comparison.tables import ACCURACY, AVERAGE_MEMORY, PEAK_MEMORY, Column, not_significant, of
+from gptscale.lenet.comparison.tables import ACCURACY, AVERAGE_MEMORY, PEAK_MEMORY, Column, not_significant
 from gptscale.lenet.run.config import Schedule
 from gptscale.lenet.studies.grid import Cell
 from gptscale.lenet.studies.study import PerRankOptions, Study, draw
@@ -44,17 +44,15 @@ def grid(options: BatchOptions) -> list[Cell]:
 
 
 COLUMNS = (
-    Column("global batch", of("batch_size"), ".0f"),
-    Column("training s", of("train_time_s"), ".1f", spread=True),
-    Column("images/s", of("images_per_s"), ",.0f"),
-    Column("loading %", of("load_fraction", 100), ".1f"),
+    Column("global batch", "batch_size", ".0f"),
+    Column("training s", "train_time_s", ".1f", spread=True),
+    Column("images/s", "images_per_s", ",.0f"),
+    Column("loading %", "load_fraction", ".1f", 100),
     AVERAGE_MEMORY,
     PEAK_MEMORY,
     ACCURACY,
 )
 STUDY = Study(
-    name="batch",
-    about="What the batch of a rank does.",
     options=BatchOptions,
     cells=grid,
     columns=COLUMNS,

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gptscale.common.errors import ConfigError, visible
 from gptscale.lenet.comparison import figures
-from gptscale.lenet.comparison.tables import ACCURACY, PEAK_MEMORY, Column, finish, of, overlaps, table, values_of
+from gptscale.lenet.comparison.tables import ACCURACY, PEAK_MEMORY, Column, Groups, finish, overlaps, table, values_of
 from gptscale.lenet.run.columns import CONFIGURATION, LENET, WORK, read_summary
 from gptscale.results.comparison.run_files import DamagedFileError, run_file
 from gptscale.results.render import DPI
@@ -19,14 +19,14 @@ from gptscale.results.render import DPI
 if TYPE_CHECKING:
     import pandas as pd
 
-SPEED = Column("images/s", of("images_per_s"), ",.0f", spread=True)
+SPEED = Column("images/s", "images_per_s", ",.0f", spread=True)
 COLUMNS = (
     ACCURACY,
-    Column("best %", of("best_test_accuracy", 100), ".2f"),
-    Column("99 % after s", of("seconds_to_99"), ".1f"),
-    Column("last loss", of("loss_last"), ".4f"),
+    Column("best %", "best_test_accuracy", ".2f", 100),
+    Column("99 % after s", "seconds_to_99", ".1f"),
+    Column("last loss", "loss_last", ".4f"),
     SPEED,
-    Column("training s", of("train_time_s"), ".1f"),
+    Column("training s", "train_time_s", ".1f"),
     PEAK_MEMORY,
 )
 EPOCHS_BYTES_MAX = 2**24
@@ -35,7 +35,7 @@ EPOCHS_BYTES_MAX = 2**24
 class VisionComparison(NamedTuple):
     """Repeats of the same work by their name, best accuracy first, and notes on all other rows."""
 
-    ranked: dict[str, list[Any]]
+    ranked: Groups
     notes: list[str]
 
 
@@ -57,12 +57,9 @@ def compare(rows: pd.DataFrame) -> VisionComparison:
     """Group the repeats of the work that most runs did. Of equals the newest is taken."""
     ended = rows[rows.status == "ok"]
     failed = rows[rows.status != "ok"].itertuples()
-    notes, ranked = (
-        [visible(f"{row.run_id}: {row.status}, {row.error}")[:200] for row in failed],
-        dict[str, list[Any]](),
-    )
+    notes = [visible(f"{row.run_id}: {row.status}, {row.error}")[:200] for row in failed]
     if ended.empty:
-        return VisionComparison(ranked, notes)
+        return VisionComparison({}, notes)
     works = ended.groupby(WORK, dropna=False).agg(runs=("run_id", "size"), newest=("timestamp", "max"))
     work = works.sort_values(["runs", "newest"]).index[-1]
     groups = []
@@ -73,8 +70,7 @@ def compare(rows: pd.DataFrame) -> VisionComparison:
             differing = [f"{name} {a} (ranked: {b})" for name, a, b in zip(WORK, cells, work, strict=True) if a != b]
             notes.append(visible(f"other work, not ranked (runs: {len(members)}): {', '.join(differing)}"))
     groups.sort(key=lambda group: -group.test_accuracy.median())
-    for name, group in zip(_names(groups), groups, strict=True):
-        ranked[name] = [row for _, row in group.iterrows()]
+    ranked = dict(zip(_names(groups), groups, strict=True))
     return VisionComparison(ranked, notes + _ties(ranked, ACCURACY) + _ties(ranked, SPEED))
 
 
@@ -88,7 +84,7 @@ def _names(groups: Sequence[pd.DataFrame]) -> list[str]:
     return names
 
 
-def _ties(groups: dict[str, list[Any]], column: Column) -> list[str]:
+def _ties(groups: Groups, column: Column) -> list[str]:
     """Return a sentence for neighbours in the ranking whose spreads overlap."""
     values = [(name, repeats) for name, repeats in values_of(groups, column).items() if len(repeats) > 1]
     return [f"{column.title}: {a} and {b} are not told apart" for (a, x), (b, y) in pairwise(values) if overlaps(x, y)]
@@ -96,11 +92,16 @@ def _ties(groups: dict[str, list[Any]], column: Column) -> list[str]:
 
 def draw(comparison: VisionComparison, path: Path) -> None:
     """Write the curves of loss and accuracy over the epochs, and bars of accuracy and speed."""
+    import pandas as pd
+
     groups = comparison.ranked
-    first = next(iter(groups.values()))[0]
+    first = next(iter(groups.values())).iloc[0]
     title = f"{first.model} on {first.data}: {first.n_train:,} images, {first.epochs} epochs, batch {first.batch_size}"
-    epochs = {name: [read_epochs(row.folder, row.run_id) for row in rows] for name, rows in groups.items()}
-    curved = {n: many for n, e in epochs.items() if (many := [run for run in e if run is not None and len(run) > 1])}
+    curved = {}
+    for name, group in groups.items():
+        runs = [read_epochs(row.folder, row.run_id) for _, row in group.iterrows()]
+        if long := [run for run in runs if run is not None and len(run) > 1]:
+            curved[name] = pd.concat(long)
     heights = [3.4] * bool(curved) + [max(3.4, 0.45 * len(groups))]
     figure, rows = figures.grid([2] * len(heights), heights, 13.0, title.replace("$", r"\$"))
     if curved:
@@ -120,7 +121,7 @@ def read_epochs(folder: str, run_id: str) -> pd.DataFrame | None:
             text = file.read(EPOCHS_BYTES_MAX)
         epochs = pd.read_csv(io.BytesIO(text[: text.rfind(b"\n") + 1]))
         numbers: pd.DataFrame = epochs[["epoch", "train_loss", "test_accuracy"]].apply(pd.to_numeric, errors="coerce")
-        return numbers
+        return numbers.assign(run_id=f"{folder}/{run_id}")
     except (DamagedFileError, OSError, ValueError, KeyError):
         return None
 
@@ -134,5 +135,5 @@ def write(comparison: VisionComparison, *, csv: Path | None, md: Path | None, pn
     if not lines:
         raise ConfigError("no run ended well", "in compare", f"see {'; '.join(comparison.notes)[:300]}")
     if csv:
-        pd.DataFrame([row for rows in comparison.ranked.values() for row in rows]).to_csv(csv, index=False)
-    finish([lines], comparison.notes, md, png, partial(draw, comparison), [csv] if csv else [])
+        pd.concat(comparison.ranked.values()).to_csv(csv, index=False)
+    finish([lines], comparison.notes, md, png, partial(draw, comparison), [csv])

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gptscale.common.process.begin import keep_freed_memory, share_cores
 from gptscale.common.settings.checks import parse_names
 from gptscale.common.settings.command_line import parse
-from gptscale.lenet.comparison.tables import ROWS, Lines, finish, with_references
+from gptscale.lenet.comparison.tables import ROWS, Lines, finish, spread, with_references
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.studies.study import StudyOptions
 from gptscale.results.render import DPI, subplots
@@ -49,8 +49,7 @@ class FusedOptions(StudyOptions):
         parse_names(self.nets, NETS, "net", "--nets", f"use {', '.join(NETS)}")
 
 
-@dataclass(frozen=True)
-class NetVariant:
+class NetVariant(NamedTuple):
     """One way to compute a net: on which kind of device, by the fused operator or not, with its library or without.
 
     library: cuDNN on a GPU and oneDNN on a CPU.
@@ -62,14 +61,15 @@ class NetVariant:
     library: bool = True
 
 
-def variants(device: str) -> list[NetVariant]:
-    """Return three variants on the CPU, and with a GPU also the other three of report D."""
-    on_cpu = [NetVariant("CPU", "cpu"), NetVariant("CPU, fused", "cpu", fused=True)]
-    on_cpu += [NetVariant("CPU, oneDNN off", "cpu", library=False)]
-    if device != "cuda":
-        return on_cpu
-    cudnn_off = NetVariant("cuDNN off", device, library=False)
-    return [NetVariant("cuDNN", device), NetVariant("fused", device, fused=True), cudnn_off, *on_cpu]
+# Those of report D, in the order in which they run.
+VARIANTS = (
+    NetVariant("cuDNN", "cuda"),
+    NetVariant("fused", "cuda", fused=True),
+    NetVariant("cuDNN off", "cuda", library=False),
+    NetVariant("CPU", "cpu"),
+    NetVariant("CPU, fused", "cpu", fused=True),
+    NetVariant("CPU, oneDNN off", "cpu", library=False),
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -84,8 +84,7 @@ def main(argv: Sequence[str]) -> int:
         frame.to_csv(options.csv, index=False)
     machine = f"{frame.device[0]}, {frame.threads[0]} CPU threads, torch {frame.torch_version[0]}"
     note = f"{machine}; seconds of {frame.steps[0]} steps"
-    written = [options.csv] if options.csv else []
-    finish([table(frame)], [note], options.md, options.picture("fused"), lambda path: draw(frame, path), written)
+    finish([table(frame)], [note], options.md, options.picture("fused"), lambda path: draw(frame, path), [options.csv])
     return 0
 
 
@@ -105,10 +104,10 @@ def measured(options: FusedOptions) -> pd.DataFrame:
     world = world_from_environment(config)
     ready = ready_run(config, world)
     library.ready()
-    rows = []
+    rows, here = [], [variant for variant in VARIANTS if variant.device in ("cpu", world.device.type)]
     for turn in range(options.repeats):
         for net in options.nets.split(","):
-            for variant in variants(world.device.type):
+            for variant in here:
                 print(f"round {turn + 1} of {options.repeats}: {net}, {variant.name}", flush=True)
                 seed = options.first_seed + turn
                 device = world.device if variant.device == "cuda" else torch.device("cpu")
@@ -173,7 +172,7 @@ def table(frame: pd.DataFrame) -> Lines:
         for name in ("forward", "backward"):
             seconds = rows[f"{name}_s"]
             ratio = statistics.median(a / b for a, b in zip(plain[f"{name}_s"], seconds, strict=True))
-            line[f"{name} s"] = f"{seconds.median():.2f} ({seconds.min():.2f}-{seconds.max():.2f})"
+            line[f"{name} s"] = spread(seconds, ".2f")
             line[f"{name}, plain / this"] = f"{ratio:.2f}"
         line["last loss"] = f"{rows.loss_last.median():.4f}"
         line["accuracy %"] = f"{100 * rows.accuracy.median():.2f}"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process.begin import share_cores
@@ -95,12 +95,12 @@ def main(argv: Sequence[str]) -> int:
     if options.csv:
         made = events[events.change_bytes != 0]
         made["time_s step phase op storage change_bytes category live_bytes".split()].to_csv(options.csv, index=False)
-    peak = peak_of(step)
+    peak = step.iloc[step.live_bytes.argmax()]
     # The report's figure, of lenet, counts CUDA's context and the allocator's reserve too.
     lines = with_references(table(step), ROWS["memory"] if options.model == "lenet" else [])
     notes, of_step = [heading, f"the peak is in {peak.phase}, at {peak.op}"], f"{heading}, step {options.steps}"
-    written = [path for path in (options.csv, options.snapshot) if path]
-    finish([lines], notes, options.md, options.picture("memory"), lambda path: draw(step, of_step, path), written)
+    written, png = [options.csv, options.snapshot], options.picture("memory")
+    finish([lines], notes, options.md, png, lambda path: draw(step, of_step, path), written)
     return 0
 
 
@@ -161,11 +161,6 @@ def allocator_history(path: Path | None) -> Iterator[None]:
         torch.cuda.memory._record_memory_history(enabled=None)
 
 
-def peak_of(step: pd.DataFrame) -> Any:
-    """Return the row of the highest total."""
-    return step.iloc[int(step.live_bytes.to_numpy().argmax())]
-
-
 def table(step: pd.DataFrame) -> Lines:
     """Return the lines of the table in MiB: one for each category and one for all, at each phase's end and at the peak.
 
@@ -176,7 +171,7 @@ def table(step: pd.DataFrame) -> Lines:
         return f"{n_bytes / MIB:,.2f}"
 
     ends = step.groupby("phase", sort=False).tail(1)
-    at = {f"after {row.phase}": row for _, row in ends.iterrows()} | {"peak": peak_of(step)}
+    at = {f"after {row.phase}": row for _, row in ends.iterrows()} | {"peak": step.iloc[step.live_bytes.argmax()]}
     names = [*zip(CATEGORIES, CATEGORIES, strict=True), ("all", "live_bytes")]
     rows = [{"MiB": name} | {when: mib(row[column]) for when, row in at.items()} for name, column in names]
     if ends.allocated_bytes.notna().all():

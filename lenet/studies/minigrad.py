@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.checks import check_ranges
+from gptscale.common.settings.checks import OptionNeed, check_ranges
 from gptscale.common.settings.command_line import parse
 from gptscale.lenet.comparison.tables import Lines, finish
 from gptscale.lenet.studies.study import StudyFiles
@@ -21,14 +21,13 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
 
+    from gptscale.lenet.data.sources import VisionData
     from gptscale.lenet.minigrad.layers import Module
-    from gptscale.lenet.minigrad.training import Digits
 
 ModelName = Literal["pure_linear", "simple_conv", "LeNet"]
 PoolBackward = Literal["auto", "loop", "windows", "python", "cpp", "triton"]
 LOOPS = ("loop", "windows")
 DEFAULT_LR = {"adam": 1e-3, "sgd": 0.1}
-DEFAULT_TIMED_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -53,12 +52,23 @@ class MinigradOptions(StudyFiles):
     """kernel (gptscale.ops.conv, with bias and ReLU in one) | im2col (the lesson's own)."""
     train_samples: int | None = None
     """Learn from only so many images."""
-    timed_steps: int | None = None
-    """Steps of LeNet to time by operation, loop against kernel. Default: 3. 0 leaves it out."""
+    timed_steps: int = 3
+    """Steps of LeNet to time by operation, loop against kernel. 0 leaves it out."""
     seed: int = 0
     """Fixes the weights and the order of the images."""
     threads: int | None = None
     """CPU threads. Default: what torch takes."""
+
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
+        *StudyFiles.NEEDS,
+        OptionNeed("momentum", lambda c: c.optimizer == "sgd", "adam takes no momentum", "add --optimizer sgd"),
+        OptionNeed(
+            "pool_backward,timed_steps", lambda c: "LeNet" in c.names, "{model} has no pooling", "use --model LeNet"
+        ),
+        OptionNeed(
+            "convolution", lambda c: c.model != "pure_linear", "{model} has no convolution", "use --model LeNet"
+        ),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,13 +81,6 @@ class MinigradOptions(StudyFiles):
             raise ConfigError(f"lr {self.lr} is out of range", "in --lr", "use 0.001 for adam, 0.1 for sgd")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum {self.momentum} is out of range", "in --momentum", "use 0.0 to 0.99")
-        if self.momentum and self.optimizer == "adam":
-            raise ConfigError("adam takes no momentum", "in --momentum", "add --optimizer sgd, or leave it out")
-        asked = {"pool-backward": self.pool_backward != "auto", "timed-steps": self.timed_steps}
-        for name in (name for name in asked if asked[name] and self.model in ("pure_linear", "simple_conv")):
-            raise ConfigError(f"{self.model} has no pooling", f"in --{name}", "add --model LeNet")
-        if self.model == "pure_linear" and self.convolution != "kernel":
-            raise ConfigError("pure_linear has no convolution", "in --convolution", "add --model simple_conv")
 
     @property
     def names(self) -> tuple[ModelName, ...]:
@@ -115,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
     import torch
 
     from gptscale.lenet.minigrad import report
-    from gptscale.lenet.minigrad.training import open_digits
+    from gptscale.lenet.minigrad.training import is_whole_mnist, open_digits
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -123,17 +126,17 @@ def main(argv: Sequence[str]) -> int:
         options = dataclasses.replace(options, pool_backward=options.pooling(options.pool_backward))
     digits = open_digits(options.data, options.data_dir, options.train_samples, download=options.download)
     print(f"{digits.name}: {len(digits.train):,} images to learn from, {len(digits.test):,} to test with")
-    if not digits.is_whole_mnist:
+    if not is_whole_mnist(digits):
         print("the old figures are of the whole of MNIST (--data mnist), so none stand beside these")
     rows: list[dict[str, object]] = []
     runs: dict[str, pd.DataFrame] = {}
     reported: dict[str, pd.DataFrame] = {}
     for name in options.names:
         runs[name] = trained(name, options, digits, rows)
-        if digits.is_whole_mnist:
+        if is_whole_mnist(digits):
             reported[name] = report.report_run(name, options.pool_backward)
     pages, written = [report.last_lines(runs, reported)], [options.csv] if options.csv else []
-    if "LeNet" in options.names and options.timed_steps != 0:
+    if "LeNet" in options.names and options.timed_steps:
         pages += timed_operations(options, digits)
         written += [_operations_csv(options.csv)] if options.csv else []
     heading = title(options, digits)
@@ -142,7 +145,9 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def trained(name: ModelName, options: MinigradOptions, digits: Digits, rows: list[dict[str, object]]) -> pd.DataFrame:
+def trained(
+    name: ModelName, options: MinigradOptions, digits: VisionData, rows: list[dict[str, object]]
+) -> pd.DataFrame:
     """Train one model, append a row of each epoch to `rows`, and return the model's rows.
 
     After every epoch all of `rows` is in the CSV.
@@ -180,7 +185,7 @@ def built(name: ModelName, options: MinigradOptions, pool_backward: str) -> Modu
     return model
 
 
-def facts(name: str, options: MinigradOptions, digits: Digits) -> dict[str, object]:
+def facts(name: str, options: MinigradOptions, digits: VisionData) -> dict[str, object]:
     """Return what must be known to repeat a row."""
     import torch
 
@@ -196,14 +201,14 @@ def facts(name: str, options: MinigradOptions, digits: Digits) -> dict[str, obje
     }  # fmt: skip
 
 
-def title(options: MinigradOptions, digits: Digits) -> str:
+def title(options: MinigradOptions, digits: VisionData) -> str:
     """Return what all models share: the optimizer, the batch, the images and the device."""
     shared = facts("", options, digits)
     threads = "" if options.place.type == "cuda" else f", threads: {shared['threads']}"
     return f"{options.optimizer} {options.peak_lr:g}, batch {options.batch_size}, {digits.name}, {shared['device']}{threads}"
 
 
-def timed_operations(options: MinigradOptions, digits: Digits) -> list[Lines]:
+def timed_operations(options: MinigradOptions, digits: VisionData) -> list[Lines]:
     """Return a table for each naive pooling backward, of LeNet's step by operation with it and with a kernel.
 
     The weights and the batch are the same.
@@ -214,15 +219,15 @@ def timed_operations(options: MinigradOptions, digits: Digits) -> list[Lines]:
     from gptscale.lenet.minigrad.training import time_steps
 
     kernel = options.pooling("auto") if options.pool_backward in LOOPS else options.pool_backward
-    steps = DEFAULT_TIMED_STEPS if options.timed_steps is None else options.timed_steps
     batch, n = digits.train.to(options.place), min(options.batch_size, len(digits.train))
-    print(f"\ntiming {steps} steps of {n} images", flush=True)
+    print(f"\ntiming {options.timed_steps} steps of {n} images", flush=True)
     names = (*LOOPS, kernel)
     times = {
-        name: time_steps(built("LeNet", options, name), batch.images[:n], batch.labels[:n], steps) for name in names
+        name: time_steps(built("LeNet", options, name), batch.images[:n], batch.labels[:n], options.timed_steps)
+        for name in names
     }
     if options.csv is not None:
-        of_all = facts("LeNet", options, digits) | {"batch_size": n, "steps": steps}
+        of_all = facts("LeNet", options, digits) | {"batch_size": n, "steps": options.timed_steps}
         rows = [step._asdict() | of_all | {"pool_backward": name} for name, step in times.items()]
         pd.DataFrame(rows).to_csv(_operations_csv(options.csv), index=False, float_format="%.6g")
     return [report.times_lines(times[loop], times[kernel], loop, kernel) for loop in LOOPS]

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from gptscale.common.errors import ConfigError, NumericError
 from gptscale.common.settings.checks import OptionNeed, parse_names, parse_whole_numbers
 from gptscale.lenet.comparison import tables
-from gptscale.lenet.comparison.tables import ACCURACY, AVERAGE_MEMORY, PEAK_MEMORY, Column, of
+from gptscale.lenet.comparison.tables import ACCURACY, AVERAGE_MEMORY, PEAK_MEMORY, Column
 from gptscale.lenet.data import Augmentation
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.studies.grid import Cell
@@ -132,17 +132,15 @@ def notes(result: StudyResult[PrecisionOptions]) -> list[str]:
 
 
 COLUMNS = (
-    Column("training s", of("train_time_s"), ".1f", spread=True),
-    Column("images/s", of("images_per_s"), ",.0f"),
+    Column("training s", "train_time_s", ".1f", spread=True),
+    Column("images/s", "images_per_s", ",.0f"),
     AVERAGE_MEMORY,
     PEAK_MEMORY,
-    Column("loss of the last batch", of("loss_last"), ".4f"),
+    Column("loss of the last batch", "loss_last", ".4f"),
     ACCURACY,
-    Column("skipped steps", of("skipped_steps"), ".0f"),
+    Column("skipped steps", "skipped_steps", ".0f"),
 )
 STUDY = Study(
-    name="precision",
-    about="Precisions, measured.",
     options=PrecisionOptions,
     cells=cells,
     columns=COLUMNS,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gptscale.common.errors import ConfigError, GptscaleError, visible
 from gptscale.common.settings.command_line import parse
-from gptscale.lenet.comparison.tables import Column, of
+from gptscale.lenet.comparison.tables import Column
 from gptscale.results.render import DPI, markdown
 
 if TYPE_CHECKING:
@@ -102,11 +102,11 @@ def picture(table: dict[str, Any], frame: pd.DataFrame, measured: MeasuredRows |
         # The bars of a comparison of GPTs.
         from gptscale.lenet.comparison import figures
 
-        groups = {str(row["name"]): [row] for _, row in frame.iterrows()}
+        groups = {str(name): rows for name, rows in frame.groupby("name", sort=False)}
         figure, (panels,) = figures.grid([3], [1.6 + 0.3 * len(groups)], 15.0, "the same tokens by each strategy")
         for panel, title in zip(panels, ("tokens/s", "GFLOP/s of a device", "state on its device, MiB"), strict=True):
             name, factor, form = table["figures"][title]
-            figures.bars(panel, groups, [Column(title, of(name, factor), form)], title)
+            figures.bars(panel, groups, [Column(title, name, form, factor)], title)
         figure.savefig(file, dpi=DPI)
     return bytes(file.getvalue())
 

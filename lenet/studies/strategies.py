@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import parse_names
@@ -22,14 +21,11 @@ from gptscale.lenet.comparison.tables import (
     as_fast_as_the_first,
     class_table,
     loss_table,
-    of,
+    spread,
 )
-from gptscale.lenet.run.config import BY_TRAINER, Precision
+from gptscale.lenet.run.config import Precision, VisionConfig
 from gptscale.lenet.studies.grid import Cell
 from gptscale.lenet.studies.study import Lines, Study, StudyOptions, StudyResult, draw
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 NAMES = ("single", "dataparallel", "ddp", "fabric", "trainer_bare", "trainer")
 REPORTS = [RUNS[name] for name in ("affine", "ddp", "dataparallel")]
@@ -80,13 +76,16 @@ class StrategiesOptions(StudyOptions):
 
 def why_not(name: str) -> str | None:
     """Return why this machine cannot run a strategy, or None if it can."""
-    if name == "dataparallel":
-        # Imported here, so that help and a refused option need no torch.
-        import torch
+    # Imported here, so that help and a refused option need no torch.
+    from gptscale.lenet.run.preflight import world_from_environment
+    from gptscale.lenet.run.strategy import check_strategy
 
-        return None if torch.cuda.device_count() > 1 else "it needs two or more GPUs"
-    module = "lightning_fabric" if name == "fabric" else "pytorch_lightning" if name in BY_TRAINER else None
-    return f"{module} is not installed" if module and find_spec(module) is None else None
+    config = VisionConfig(strategy=name)  # type: ignore[arg-type]
+    try:
+        check_strategy(config, world_from_environment(config))
+    except ConfigError as error:
+        return error.what
+    return None
 
 
 def grid(options: StrategiesOptions) -> list[Cell]:
@@ -112,16 +111,14 @@ def step_table(result: StudyResult[StrategiesOptions]) -> Lines:
         rows = times[times.variant == variant].set_index("seed")
         if rows.empty:
             continue
-        line = {"run": variant, "median step, ms": _spread(rows.median_ms)}
-        line["9 of 10 steps below, ms"] = _spread(rows.p90_ms)
+        line = {"run": variant, "median step, ms": spread(rows.median_ms, ".2f")}
+        line["9 of 10 steps below, ms"] = spread(rows.p90_ms, ".2f")
         added = (rows.median_ms - plain).dropna()
-        line["added to a plain step, ms"] = "-" if variant == "single x1" or added.empty else _spread(added, " to ")
+        line["added to a plain step, ms"] = (
+            "-" if variant == "single x1" or added.empty else spread(added, ".2f", " to ")
+        )
         lines.append(line)
     return lines
-
-
-def _spread(values: pd.Series, between: str = "-") -> str:
-    return f"{values.median():.2f} ({values.min():.2f}{between}{values.max():.2f})"
 
 
 def notes(result: StudyResult[StrategiesOptions]) -> list[str]:
@@ -133,20 +130,18 @@ def notes(result: StudyResult[StrategiesOptions]) -> list[str]:
     return sentences
 
 
-TRAINING = Column("training s", of("train_time_s"), ".1f", spread=True)
+TRAINING = Column("training s", "train_time_s", ".1f", spread=True)
 COLUMNS = (
-    Column("processes", of("world_size"), ".0f"),
-    Column("workers", of("num_workers"), ".0f"),
+    Column("processes", "world_size", ".0f"),
+    Column("workers", "num_workers", ".0f"),
     TRAINING,
-    Column("images/s", of("images_per_s"), ",.0f", spread=True),
-    Column("last loss", of("loss_last"), ".4f"),
+    Column("images/s", "images_per_s", ",.0f", spread=True),
+    Column("last loss", "loss_last", ".4f"),
     ACCURACY,
     BUSY,
-    Column("host GiB", of("peak_rss_gib"), ".2f"),
+    Column("host GiB", "peak_rss_gib", ".2f"),
 )
 STUDY = Study(
-    name="strategies",
-    about="Strategies on equal terms.",
     options=StrategiesOptions,
     cells=grid,
     columns=COLUMNS,

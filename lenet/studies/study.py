@@ -22,7 +22,7 @@ from gptscale.common.settings.checks import (
 )
 from gptscale.common.settings.command_line import parse
 from gptscale.lenet.comparison import figures, tables
-from gptscale.lenet.comparison.tables import ROWS, Column, Lines
+from gptscale.lenet.comparison.tables import ROWS, Column, Groups, Lines
 from gptscale.lenet.data import Augmentation
 from gptscale.lenet.run.config import TORCHVISION_NEED, VisionConfig
 from gptscale.lenet.studies.grid import Cell, run_grid
@@ -153,17 +153,16 @@ class StudyResult(Generic[OptionsT]):
         return self.measured.runs
 
     @cached_property
-    def groups(self) -> dict[str, list[Any]]:
+    def groups(self) -> Groups:
         """The rows of each variant that ended well."""
         ended = self.rows[self.rows.status == "ok"]
-        return {v: [row for _, row in ended[ended.variant == v].iterrows()] for v in dict.fromkeys(self.rows.variant)}
+        return {variant: ended[ended.variant == variant] for variant in dict.fromkeys(self.rows.variant)}
 
     @cached_property
-    def curves(self) -> dict[str, list[pd.DataFrame]]:
-        """The epochs of each run of each variant that has any."""
-        from gptscale.lenet.comparison.rows import by_variant
-
-        return by_variant(self.measured.epochs, list(self.groups))
+    def curves(self) -> Groups:
+        """The epochs of the runs of each variant that has any."""
+        epochs = self.measured.epochs
+        return {v: of_variant for v in self.groups if len(of_variant := epochs[epochs.variant == v])}
 
     def title(self, setting: str) -> str:
         """Return the title of the figure: the model, its data, what the runs share, and the device."""
@@ -186,12 +185,11 @@ class StudyResult(Generic[OptionsT]):
 class Study(Generic[OptionsT]):
     """One study: the runs that it compares, and its tables, notes and figure.
 
-    draw(result, title, path) writes the figure. not_run: rows of what did not run, above those of the reports. more_tables:
-    tables below the first one; those without lines are left out. places: see run_grid.
+    options: their docstring is what --help says of the study. draw(result, title, path) writes the figure. not_run: rows of what
+    did not run, above those of the reports. more_tables: tables below the first one; those without lines are left out.
+    places: see run_grid.
     """
 
-    name: str
-    about: str
     options: type[OptionsT]
     cells: Callable[[OptionsT], list[Cell]]
     columns: Sequence[Column]
@@ -203,23 +201,23 @@ class Study(Generic[OptionsT]):
     places: Callable[[OptionsT], Sequence[Mapping[str, str]]] = field(default=lambda options: [{}])
 
 
-def run_study(study: Study[OptionsT], argv: Sequence[str]) -> int:
+def run_study(name: str, study: Study[OptionsT], argv: Sequence[str]) -> int:
     """Run the grid of a study or read --rows, print its tables, write its files, and return the exit status."""
-    options, runs = parse(study.options, argv, prog=f"gptscale lenet {study.name}", about=study.about), None
+    options, runs = parse(study.options, argv, prog=f"gptscale lenet {name}", about=str(study.options.__doc__)), None
     if not options.rows:
-        base, places = options.base(study.name), study.places(options)
+        base, places = options.base(name), study.places(options)
         runs = run_grid(study.cells(options), base, options.seed_numbers, places, download=options.download)
     # pandas, not before the options are read and the warm parent has begun
     from gptscale.lenet.comparison.rows import read_rows, rows_of_runs, write_rows
 
-    rows = read_rows(options.rows, study.name) if runs is None else rows_of_runs(options.out, runs)
+    rows = read_rows(options.rows, name) if runs is None else rows_of_runs(options.out, runs)
     result = StudyResult(options, rows)
-    references = [*study.not_run(result), *ROWS[study.name]]
+    references = [*study.not_run(result), *ROWS[name]]
     lines = tables.with_references(tables.table(result.groups, study.columns), references)
     title = study.title(result)
     every = [lines, *filter(None, study.more_tables(result))]
     written = write_rows(options.csv, result.measured) if options.csv else []
-    notes, png = study.notes(result), options.picture(study.name)
+    notes, png = study.notes(result), options.picture(name)
     tables.finish(every, notes, options.md, png, lambda path: study.draw(result, title, path), written)
     return 0
 

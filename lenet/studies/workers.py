@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from gptscale.common.settings.checks import parse_whole_numbers
-from gptscale.lenet.comparison.tables import Column, not_significant, of
+from gptscale.lenet.comparison.tables import Column, not_significant
 from gptscale.lenet.studies.grid import Cell
 from gptscale.lenet.studies.study import Study, StudyOptions, draw
 
@@ -21,33 +21,26 @@ class WorkersOptions(StudyOptions):
     batch_size: int = 32
     """Images per step."""
 
-    @property
-    def worker_counts(self) -> list[int]:
-        """The numbers of workers."""
-        return parse_whole_numbers(self.workers, "--workers", "use for example 0,2,4", least=0)
-
 
 def grid(options: WorkersOptions) -> list[Cell]:
     """Return a cell for every number of workers and for the fast loader, with augmentation and without."""
-    cells = []
+    cells, counts = [], parse_whole_numbers(options.workers, "--workers", "use for example 0,2,4", least=0)
     for augment, suffix in (("affine", ""), ("none", ", not augmented")):
         base: dict[str, Any] = {"augment": augment, "batch_size": options.batch_size}
-        for n in options.worker_counts:
+        for n in counts:
             cells.append(Cell(f"{n} workers{suffix}", base | {"loader": "dataloader", "num_workers": n}))
         cells.append(Cell(f"fast loader{suffix}", base))
     return cells
 
 
 COLUMNS = (
-    Column("load ms/step", of("load_s", 1e3), ".2f", spread=True),
-    Column("update ms/step", of("update_s", 1e3), ".2f", spread=True),
-    Column("training s", of("train_time_s"), ".1f", spread=True),
-    Column("images/s", of("images_per_s"), ",.0f"),
-    Column("accuracy %", of("test_accuracy", 100), ".2f"),
+    Column("load ms/step", "load_s", ".2f", 1e3, spread=True),
+    Column("update ms/step", "update_s", ".2f", 1e3, spread=True),
+    Column("training s", "train_time_s", ".1f", spread=True),
+    Column("images/s", "images_per_s", ",.0f"),
+    Column("accuracy %", "test_accuracy", ".2f", 100),
 )
 STUDY = Study(
-    name="workers",
-    about="What DataLoader workers buy.",
     options=WorkersOptions,
     cells=grid,
     columns=COLUMNS,

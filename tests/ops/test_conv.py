@@ -167,21 +167,6 @@ def test_first_and_second_derivatives(implementation):
     assert torch.autograd.gradgradcheck(lambda w: f(x, w, bias), (leaves[1],))
 
 
-@pytest.mark.slow
-@needs_cpp
-def test_torch_library_accepts_the_operators():
-    ops = torch.ops.gptscale
-    for (x_shape, w_shape, geometry), last in itertools.product((SHAPES[0], SHAPES[7]), (False, True)):
-        x, weight, bias = tensors((1, *x_shape[1:]), w_shape, torch.float32, last)
-        pairs = [list(torch.nn.modules.utils._pair(v)) for v in geometry[:3]]
-        leaves = [t.detach().requires_grad_() for t in (x, weight, bias)]
-        y = ops.conv_bias_relu(*leaves, *pairs, geometry[3])
-        grad = torch.randn_like(y).requires_grad_()
-        torch.library.opcheck(ops.conv_bias_relu.default, (*leaves, *pairs, geometry[3]))
-        arguments = (grad, y.detach(), *leaves[:2], *pairs, geometry[3], [not last, True, True])
-        torch.library.opcheck(ops.conv_bias_relu_backward.default, arguments)
-
-
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_autocast_lowers_precision_as_conv2d_does(implementation):
     x, weight, bias = (t.requires_grad_() for t in tensors((2, 3, 20, 20), (8, 3, 3, 3), torch.float32))

@@ -110,21 +110,6 @@ def test_first_and_second_derivatives(variant, implementation):
         assert torch.autograd.gradgradcheck(f, arguments)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@needs_cpp
-def test_torch_library_accepts_the_operators(variant):
-    torch.manual_seed(0)
-    x, grad = torch.randn(7, 33, requires_grad=True), torch.randn(7, 33, requires_grad=True)
-    bias, ops = torch.randn(33, requires_grad=True), torch.ops.gptscale
-    for op, arguments in (
-        (ops.gelu, (x, variant)),
-        (ops.gelu_backward, (grad, x, variant)),
-        (ops.bias_gelu, (x, bias, variant)),
-        (ops.bias_gelu_backward, (grad, x, bias, variant)),
-    ):
-        torch.library.opcheck(op.default, arguments)
-
-
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_bias_gelu_is_gelu_of_the_sum_and_sums_its_gradient(implementation):
     torch.manual_seed(0)

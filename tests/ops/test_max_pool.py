@@ -181,20 +181,6 @@ def test_first_and_second_derivatives(implementation):
         assert torch.autograd.gradgradcheck(pool, (x,))
 
 
-@needs_cpp
-def test_torch_library_accepts_the_operators():
-    torch.manual_seed(0)
-    ops = torch.ops.gptscale
-    for last, dim in ((False, 4), (True, 4), (False, 3)):
-        x = torch.randn(2, 3, 8, 9).to(memory_format=torch.channels_last if last else torch.contiguous_format)
-        x = (x if dim == 4 else x[0]).detach().requires_grad_()
-        geometry = ([3, 2], [2, 1], [1, 1], [1, 2])
-        y, offsets = ops.max_pool2d(x, *geometry, True)
-        grad = torch.randn_like(y).requires_grad_()
-        torch.library.opcheck(ops.max_pool2d.default, (x, *geometry, True))
-        torch.library.opcheck(ops.max_pool2d_backward.default, (grad, offsets, list(x.shape), *geometry))
-
-
 def test_autocast_takes_what_comes():
     with torch.autocast("cpu", torch.bfloat16):
         assert m.max_pool2d(torch.randn(1, 1, 4, 4), 2).dtype is torch.float32

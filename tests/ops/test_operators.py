@@ -10,7 +10,7 @@ import pytest
 import torch
 from operators import compiled_for_hopper, needs_cpp, run_code
 
-from gptscale.ops import conv, gelu, max_pool
+from gptscale.ops import conv, gelu, max_pool, registry
 from gptscale.ops.build import kernels
 from gptscale.ops.build.sources import FLAGS, FOLDER
 
@@ -43,6 +43,10 @@ def test_nothing_is_touched_outside_the_tensors(guard, checked_kernels, tmp_path
         assert ended.returncode == 0, f"{isa}: {ended.returncode} {ended.stderr[:2000]}"
 
 
+def layout(last):
+    return torch.channels_last if last else torch.contiguous_format
+
+
 def conv_bits(last, size):
     """Return a call of this package's kernels: few channels, the weight's gradient, the mask, the bias's gradient."""
     x, weight, bias = torch.randn(size), torch.randn(9, size[1], 3, 3), torch.randn(9)
@@ -63,7 +67,7 @@ def gelu_bits(last, size):
 
 
 def max_pool_bits(last, size):
-    x = torch.randn(size).to(memory_format=torch.channels_last if last else torch.contiguous_format)
+    x = torch.randn(size).to(memory_format=layout(last))
     geometry = (3, 3), (1, 1), (1, 1), (1, 1)
 
     def compute():
@@ -149,31 +153,55 @@ def test_compile_and_export_take_an_operator_whole(twice):
     assert ours == [getattr(torch.ops.gptscale, name).default for name in called]
 
 
-WITHOUT_COMPILER = (
-    "import torch; from gptscale.ops.conv import conv_bias_relu\n"
-    "leaves = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((1, 2, 4, 5), (2, 2, 3, 3), (2,))]\n"
-    "assert torch.autograd.gradcheck(lambda *a: conv_bias_relu(*a, padding=1), leaves)\n"
-    "assert torch.autograd.gradgradcheck(lambda *a: conv_bias_relu(*a, padding=1), leaves)\n"
-    "torch.library.opcheck(torch.ops.gptscale.conv_bias_relu.default, (*leaves, [1, 1], [1, 1], [1, 1], 1))\n"
-    "x, w, b = (v.detach().float() for v in leaves)\n"
-    "with torch.autocast('cpu', torch.bfloat16): assert conv_bias_relu(x, w, b).dtype is torch.bfloat16\n"
-    "import torch; from gptscale.ops.gelu import gelu, bias_gelu\n"
-    "x = torch.randn(4, 5, requires_grad=True, dtype=torch.float64); b = torch.randn(5, dtype=torch.float64)\n"
-    "assert torch.autograd.gradcheck(lambda v: bias_gelu(gelu(v, 'tanh'), b.requires_grad_(), 'erf'), (x,))\n"
-    "assert torch.autograd.gradgradcheck(lambda v: gelu(v, 'sigmoid'), (x,))\n"
-    "torch.library.opcheck(torch.ops.gptscale.bias_gelu.default, (x, b, 'erf'))\n"
-    "torch.compile(lambda v: gelu(v), fullgraph=True, backend='aot_eager')(x).sum().backward()\n"
-    "import torch; from gptscale.ops.max_pool import max_pool2d\n"
-    "x = torch.randn(1, 2, 5, 6, requires_grad=True, dtype=torch.float64)\n"
-    "assert torch.autograd.gradcheck(lambda v: max_pool2d(v, 3, 2, 1), (x,))\n"
-    "assert torch.autograd.gradgradcheck(lambda v: max_pool2d(v, 3, 2, 1), (x,))\n"
-    "torch.library.opcheck(torch.ops.gptscale.max_pool2d.default, (x, [3, 3], [2, 2], [1, 1], [1, 1], False))\n"
-)
+def leaf(size, *, last=False):
+    return torch.randn(size).to(memory_format=layout(last)).requires_grad_()
+
+
+def conv_calls(ops):
+    first, grouped = ([1, 1], [2, 2], [1, 1], 1), ([2, 1], [1, 0], [1, 2], 2)
+    for x, w, geometry in (((1, 1, 28, 28), (6, 1, 5, 5), first), ((1, 6, 12, 10), (4, 3, 3, 2), grouped)):
+        for last in (False, True):
+            leaves = leaf(x, last=last), leaf(w), leaf(w[:1])
+            yield ops.conv_bias_relu, (*leaves, *geometry)
+            y = ops.conv_bias_relu(*leaves, *geometry).detach()
+            needs = [not last, True, True]
+            yield ops.conv_bias_relu_backward, (leaf(y.shape), y, *leaves[:2], *geometry, needs)
+
+
+def gelu_calls(ops):
+    x, grad, bias = leaf((7, 33)), leaf((7, 33)), leaf(33)
+    for variant in gelu.APPROXIMATE:
+        yield ops.gelu, (x, variant)
+        yield ops.gelu_backward, (grad, x, variant)
+        yield ops.bias_gelu, (x, bias, variant)
+        yield ops.bias_gelu_backward, (grad, x, bias, variant)
+
+
+def max_pool_calls(ops):
+    geometry = ([3, 2], [2, 1], [1, 1], [1, 2])
+    for x in (leaf((2, 3, 8, 9)), leaf((2, 3, 8, 9), last=True), leaf((3, 8, 9))):
+        yield ops.max_pool2d, (x, *geometry, True)
+        y, offsets = ops.max_pool2d(x, *geometry, True)
+        yield ops.max_pool2d_backward, (leaf(y.shape), offsets, list(x.shape), *geometry)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", [conv_calls, gelu_calls, max_pool_calls])
+def test_torch_library_accepts_the_operators(calls):
+    """Their gradients too. They run in Python where nothing is compiled."""
+    registry.ready()
+    torch.manual_seed(0)
+    for op, arguments in calls(torch.ops.gptscale):
+        torch.library.opcheck(op.default, arguments)
 
 
 @pytest.mark.slow
 def test_without_a_compiler_one_line_says_so_and_python_does_the_work(tmp_path):
-    said = run_code(WITHOUT_COMPILER, XDG_CACHE_HOME=str(tmp_path), PATH=str(tmp_path), CXX="no-such-compiler")
+    """The tests of autocast, of derivatives and of torch's registry pass in a process that finds no compiler."""
+    tests = "torch_library or autocast or (derivatives and python)"
+    words = ["-q", "-s", "-p", "no:cacheprovider", "-k", tests, str(Path(__file__).parent)]
+    code = f"import pytest, sys; sys.exit(pytest.main({words!r}))"
+    said = run_code(code, XDG_CACHE_HOME=str(tmp_path), PATH=str(tmp_path), CXX="no-such-compiler")
     reason = "no C++ compiler, for the C++ operators, apt-get install g++"
     lines = [line for line in said.splitlines() if line.startswith("gptscale:")]
     assert lines == [f"gptscale: operators run in Python, many times slower: {reason}"]

@@ -1,13 +1,8 @@
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from gptscale.common.errors import DataError
 from gptscale.lenet.data.idx import find, read_images, read_labels, read_pair
-
-Write = Callable[..., Path]
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -103,13 +103,6 @@ def test_the_names_are_those_of_the_builders():
     assert tuple(MODELS) == MODEL_NAMES
 
 
-def test_unknown_names():
-    with pytest.raises(ConfigError, match=r"unknown model 'lenet6', in --model, did you mean 'lenet'\?"):
-        build_model("lenet6", MNIST)
-    with pytest.raises(ConfigError, match="images of 64 pixels"):
-        build_model("lenet", ImageShape(3, 64, 10))
-
-
 def test_onecycle_is_torchs():
     parameter = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=1.0)

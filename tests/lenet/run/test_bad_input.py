@@ -2,14 +2,12 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 from worlds import overridden
 
 from gptscale.launchers.cli import main
 
-Refused = Callable[[list[str]], str]
 TRAIN = ["lenet", "train", "--device", "cpu"]
 MINIGRAD, MEMORY = ["lenet", "minigrad"], ["lenet", "memory", "--device", "cpu"]
 CASES = {
@@ -91,9 +89,8 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_refused(case, refused):
-    words, message = CASES[case]
+@pytest.mark.parametrize(("words", "message"), CASES.values(), ids=CASES)
+def test_a_mistake_is_one_line(words, message, refused):
     assert message in refused(words)
 
 

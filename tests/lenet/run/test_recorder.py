@@ -1,11 +1,11 @@
 """The recorder of a vision run with given losses and times: what an epoch's row, the totals and the columns hold."""
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
-import pytest
 import torch
 
 from gptscale.common.engine import StepResult
@@ -93,39 +93,17 @@ def test_the_time_to_an_accuracy_counts_from_the_loading_of_the_data(tmp_path, c
     assert (figures["seconds_to_99"], figures["seconds_to_99_4"]) == (34.0, None)
 
 
-@pytest.fixture
-def saves(monkeypatch):
-    """Return the list in which what is done to save is written down."""
-    done = []
-    monkeypatch.setattr(
-        checkpoints, "save", lambda engine, folder, step, facts, keep: done.append((step, facts["past"], keep))
-    )
-    return done
-
-
-def saver(done, save_every):
-    """Return the saver of a run of ten epochs of four steps, whose recorder says when it is told to put its rows on disk."""
-    config, order = VisionConfig(save_every=save_every, keep_checkpoints=3), SimpleNamespace(steps_per_epoch=4)
-    world = SimpleNamespace(world_size=1)
-    ready = SimpleNamespace(config=config, world=world, recipe="lenet", work={}, batch_order=order)
-    ready.run = ready
+def test_epochs_that_are_due_and_any_stop_are_saved_behind_their_rows(monkeypatch):
+    """Of ten epochs of four steps every third and the last, and within an epoch a run that is asked to stop."""
+    done, config = [], VisionConfig(save_every=3, keep_checkpoints=3)
+    save = lambda engine, folder, step, facts, keep: done.append((step, facts["past"], keep))  # noqa: E731
+    monkeypatch.setattr(checkpoints, "save", save)
+    ready = Ready(config=config, recipe="lenet", work={})
     past = EarlierProgress(epoch_loss_sum=1.5, skipped_steps=2)
     recorder = SimpleNamespace(sync=lambda: done.append("rows"), past=past)
-    engine = SimpleNamespace()
-    return VisionSaver(ready, engine, recorder, Path("checkpoints"))
-
-
-def test_every_third_epoch_and_the_last_are_saved_behind_their_rows(saves):
-    save_checkpoint = saver(saves, 3)
+    saver = VisionSaver(ready, SimpleNamespace(), recorder, Path("checkpoints"))
     for step in range(1, 41):
-        save_checkpoint(step, step == 40)
-    steps = [entry if isinstance(entry, str) else entry[0] for entry in saves]
-    assert steps == [*("rows", 12), *("rows", 24), *("rows", 36), *("rows", 40)]
-
-
-def test_a_run_that_is_asked_to_stop_is_saved_wherever_it_is(saves):
-    saver(saves, 3)(7, True)
-    _, (step, past, keep) = saves
-    assert (step, keep) == (7, 3)
-    # The rest of the epoch needs these sums of its beginning.
-    assert (past["epoch_loss_sum"], past["skipped_steps"]) == (1.5, 2)
+        saver(step, step in (7, 40))
+    assert done[::2] == ["rows"] * 5
+    # The rest of an epoch needs the sums of its beginning.
+    assert done[1::2] == [(step, asdict(past), 3) for step in (7, 12, 24, 36, 40)]

@@ -4,6 +4,7 @@ import errno
 import json
 import re
 import signal
+from dataclasses import fields
 
 import pandas as pd
 import psutil
@@ -15,8 +16,8 @@ from worlds import Started, command, ok, ranks, rows
 from gptscale.common.checkpoint.reader import step_folders
 from gptscale.foresight.verdict.files import read_verdict
 from gptscale.launchers.cli import main
-from gptscale.lenet.run.columns import LENET, read_summary
-from gptscale.lenet.run.config import VisionConfig, option_words
+from gptscale.lenet.run.columns import CONFIGURATION, LENET, WORK, read_summary
+from gptscale.lenet.run.config import NOT_WORK, VisionConfig, option_words
 from gptscale.lenet.run.engine import VisionEngine
 
 
@@ -124,6 +125,24 @@ def test_a_checkpoint_without_the_totals_of_earlier_steps_is_refused(tmp_path, i
     resumed = run(tmp_path, "r", epochs=2, **options, resume="newest")
     assert resumed.exit_status == 4
     assert "has no valid 'past'" in resumed.row["error"]
+
+
+def test_a_checkpoint_of_an_older_version_continues(tmp_path, idx_folder, capsys):
+    """Its work named the options that were thought of, and other options were none."""
+    options = {"data": str(idx_folder), "batch_size": 16, "save_every": 1}
+    saved = run(tmp_path, "r", epochs=1, **options).folder / "checkpoints" / "step-6"
+    content = json.loads((saved / "manifest.json").read_bytes())
+    del content["workload"]["momentum"], content["workload"]["max_steps"]
+    reseal(saved, content)
+    assert run(tmp_path, "r", epochs=2, **options, resume="newest").exit_status == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if " was " in line] == ["epochs was 1, is 2"]
+
+
+def test_every_option_of_the_work_tells_runs_apart():
+    """It is a column by which `compare` groups runs: two repeats differ in nothing but their seed."""
+    work = {field.name for field in fields(VisionConfig)} - NOT_WORK
+    assert work - {*WORK, *CONFIGURATION} == {"seed", "max_steps"}
+    assert {"steps", "data", "image_size"} <= {*WORK}
 
 
 def test_the_dataloader_continues_bit_identically_too(tmp_path, idx_folder):

@@ -2,12 +2,13 @@
 
 import dataclasses
 
+import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
 
 from gptscale.common.process.world import World
-from gptscale.lenet.comparison.tables import Column, of
+from gptscale.lenet.comparison.tables import Column
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.strategy import backend_of, other_devices
 from gptscale.lenet.studies.backend import verdict
@@ -45,13 +46,13 @@ def test_gloo_against_itself(study, capsys):
 
 
 def test_what_is_said_of_two_backends():
-    column = Column("training s", of("s"), ".1f", spread=True)
-    near = {"NCCL": [{"s": 10.0}, {"s": 12.0}], "Gloo": [{"s": 11.0}, {"s": 13.2}]}
+    column = Column("training s", "s", ".1f", spread=True)
+    near = {"NCCL": pd.DataFrame({"s": [10.0, 12.0]}), "Gloo": pd.DataFrame({"s": [11.0, 13.2]})}
     assert verdict(near, column) == [
         "training s: the median of Gloo lies +10.0% from NCCL's",
         "training s: NCCL and Gloo do not differ significantly, their spreads overlap",
     ]
-    far = {"NCCL": [{"s": 10.0}, {"s": 11.0}], "Gloo": [{"s": 12.0}, {"s": 13.0}]}
+    far = {"NCCL": pd.DataFrame({"s": [10.0, 11.0]}), "Gloo": pd.DataFrame({"s": [12.0, 13.0]})}
     assert verdict(far, column)[1] == "training s: NCCL and Gloo differ, their spreads do not overlap"
 
 

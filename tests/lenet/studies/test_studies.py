@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from gptscale.lenet.comparison.rows import MeasuredRows
-from gptscale.lenet.comparison.tables import Column, not_significant, of, overlaps, table
+from gptscale.lenet.comparison.tables import Column, not_significant, overlaps, table
 from gptscale.lenet.studies.strategies import StrategiesOptions, step_table
 from gptscale.lenet.studies.study import StudyResult
 
@@ -53,7 +53,7 @@ def test_workers(study):
 def test_what_is_significant():
     assert overlaps([1, 3], [2, 4])
     assert not overlaps([1, 2], [3, 4])
-    groups = {"a": [{"x": 1.0}, {"x": 3.0}], "b": [{"x": 2.0}, {"x": 2.5}], "c": [{"x": 9.0}, {"x": 8.0}]}
-    column = Column("x", of("x"), ".1f", spread=True)
+    groups = {name: pd.DataFrame({"x": x}) for name, x in {"a": [1.0, 3.0], "b": [2.0, 2.5], "c": [9.0, 8.0]}.items()}
+    column = Column("x", "x", ".1f", spread=True)
     assert not_significant(groups, column) == ["x: a and b do not differ significantly, their spreads overlap"]
     assert table(groups, [column])[0] == {"run": "a", "x": "2.0 (1.0-3.0)"}

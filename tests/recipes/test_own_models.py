@@ -196,7 +196,6 @@ def test_products_between_which_nothing_mixes_are_cut(models):
 
 
 @pytest.mark.parametrize("recipe", ["context_parallel", "handout"])
-def test_recipes_that_know_weights_by_name_and_plan_refuse_it(recipe, models):
-    assert main(["plan", "--model", "hf:llama"]) == 2
+def test_recipes_that_know_weights_by_name_refuse_it(recipe, models):
     with pytest.raises(ConfigError, match="that it knows by their names"):
         unsupported.check(recipe, RunConfig(model="hf:llama"), None)

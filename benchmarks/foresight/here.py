@@ -1,9 +1,9 @@
-"""How far is a plan of this machine's processor off, and is its recommended row the fastest? Rows are planned and run, in turn.
+"""Plans of this machine's processor beside runs of the same rows: how far are they off, and is the fastest row recommended?
 
     python -m benchmarks.foresight.here --csv here.csv [--models tiny,llama-tiny] [--seq-lens 64,128] [--rounds 2] [--rows 20]
 
-A plan trains each row for a few steps (`gptscale plan --here`). Then each row is trained for 20 timed steps, and planned and trained
-again in each further round, so that what disturbs the machine disturbs both.
+A plan trains each row for a few steps (`gptscale plan --here`). Then each row is trained for 20 timed steps, and is planned and
+trained again in each further round, so that what disturbs the machine disturbs both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plans of this machine's processor beside runs of the same rows: how far are they off, and is the fastest row recommended?
+"""How far plans of this machine's processor are off, beside runs of the same rows, and whether the fastest is recommended.
 
     python -m benchmarks.foresight.here --csv here.csv [--models tiny,llama-tiny] [--seq-lens 64,128] [--rounds 2] [--rows 20]
 

@@ -88,20 +88,20 @@ def one_more_s(step: Replayed, count: int) -> float:
     return begins[-1] - begins[-2]
 
 
-def measured(row: PlannedRow) -> Tried:
+def measured(row: PlannedRow, timed: int = TIMED) -> Tried:
     """Train with a row for a few steps on this machine's processor. Raises GptscaleError if the run fails."""
     import pandas as pd
 
     run = row.run
     with tempfile.TemporaryDirectory(prefix="gptscale-plan-") as out:
-        numbers = f"--nproc {row.cluster.ranks} --steps {WARM_UP + TIMED} --timing-warmup-steps {WARM_UP}"
+        numbers = f"--nproc {row.cluster.ranks} --steps {WARM_UP + timed} --timing-warmup-steps {WARM_UP}"
         words = [*numbers.split(), *words_of(row), "--data", "synthetic"]
         words += ["--out", out, "--run-name", "trial", "--no-tensorboard"]
         command = [sys.executable, "-m", "gptscale.launchers.cli", "run", run.recipe, *words]
         try:
             ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         except subprocess.TimeoutExpired:
-            raise GptscaleError(f"no {WARM_UP + TIMED} steps in {LIMIT_S} s", "in plan", "plan for less work") from None
+            raise GptscaleError(f"no {WARM_UP + timed} steps in {LIMIT_S} s", "in plan", "plan for less work") from None
         if ended.returncode:
             raise GptscaleError(reason(ended.stderr)[:160], "in its trial", "see gptscale run")
         times_s = pd.read_csv(Path(out, "runs", "trial", "steps.csv")).step_time_s[WARM_UP:]

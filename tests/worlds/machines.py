@@ -143,8 +143,9 @@ def suspend(ranks: Sequence[psutil.Process]) -> None:
 
 
 def _stands(rank: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return rank.status() == psutil.STATUS_STOPPED
+    """Return whether all threads of a process stand. One that does not yet would take the next signal."""
+    with suppress(psutil.NoSuchProcess, FileNotFoundError):
+        return all(") T " in path.read_text() for path in Path(f"/proc/{rank.pid}/task").glob("*/stat"))
     return False
 
 

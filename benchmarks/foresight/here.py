@@ -1,4 +1,4 @@
-"""How far plans of this machine's processor are off, beside runs of the same rows, and whether the fastest is recommended.
+"""Plans of this machine's processor beside runs of the same rows: how far off, and is the fastest one recommended?
 
     python -m benchmarks.foresight.here --csv here.csv [--models tiny,llama-tiny] [--seq-lens 64,128] [--rounds 2] [--rows 20]
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.foresight.split_times import AS_GOOD
 from benchmarks.measurement import collect, print_written, tell
 from gptscale.common.errors import GptscaleError
 from gptscale.common.settings.checks import check_output_file
@@ -25,8 +26,6 @@ from gptscale.launchers.cli import start
 from gptscale.recipes import RECIPES
 
 TIMED = 20
-# A row that is slower than the fastest by less is as good.
-AS_GOOD = 1.05
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from gptscale.common.settings.shape import CUT_DIMS
 
 
 class GatherForProducts(PrepareModuleInput):
-    """The style of a module whose products take a whole sequence: it is gathered in their type, a half of a norm's fp32."""
+    """Gather the whole sequence for a module, in the type of its products: half of the bytes that a norm in fp32 has."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         # Before torch's own hook, which gathers.

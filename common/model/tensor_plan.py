@@ -62,7 +62,7 @@ def tensor_plan(config: OwnConfig, size: int, file: Path | None) -> dict[str, st
 
 @cache
 def _plan_or_refusal(config: OwnConfig, size: int, file: Path | None) -> dict[str, str] | ConfigError:
-    """Return the same, or the error: a plan that is wrong is not proved again."""
+    """Return how ranks cut a model, or why they cannot. Either is kept, so that no plan is proved twice."""
     try:
         return _proved(config, size, file)
     except ConfigError as error:

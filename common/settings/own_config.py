@@ -39,7 +39,7 @@ class OwnConfig(ModelConfig):
 
     @property
     def kept_beside(self) -> int:
-        """Return the inputs of a block's products, of which nobody tells which are one tensor."""
+        """Return the widths of all inputs of a block's products together, a bound: some inputs may be the same tensor."""
         return sum(weight.shape[1] for weight in self.weights().block if weight.is_matrix)
 
     def weights(self) -> Weights:

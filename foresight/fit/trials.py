@@ -36,7 +36,7 @@ from gptscale.foresight.simulate.program import environment as program_environme
 
 # Steps, samples and micro-batch of a proof, and its longest time.
 STEPS, SAMPLES, MICRO, PROOF_S = 3, 8, 2, 300
-# Steps of a simulation. The first makes the optimizer's state, in two DeepSpeed learns its order, and the last is recorded.
+# Steps of a simulation: one makes the optimizer's state, DeepSpeed learns the order of weights in two, the last is recorded.
 SIMULATED = 4
 # The share of a device that a micro-batch may fill, by a straight line from one sample.
 FILLED = 0.94

@@ -86,7 +86,7 @@ class BalancedExperts(_python_dispatch.TorchDispatchMode):
 
 
 class Decisions(_python_dispatch.TorchDispatchMode):
-    """It finds out whether integers or masks decide on a program: on a shape, on a route, or on what the host does."""
+    """Find out whether integers or masks change what a program does: a shape, a route, or a choice of the host."""
 
     found = False
 

@@ -93,7 +93,7 @@ def print_times(times: Mapping[int, PricedStep]) -> None:
 
 def as_json(simulation: Simulation, memory: RankMemory, times: Mapping[int, PricedStep]) -> dict[str, Any]:
     """Return a rank's memory and, if it was recorded, its step and the time of that, in JSON's types."""
-    host_s = simulation.host_s if simulation.recorded else None
+    host_s = (simulation.host_s or None) if simulation.recorded else None
     found = memory.as_json() | {"device": simulation.facts["device"], "host_s": host_s, "step": simulation.step}
     return found | {"time": times[memory.rank].as_json() if memory.rank in times else None}
 

@@ -88,7 +88,7 @@ class Cause:
 
 
 def _of_pieces(kind: str) -> Callable[[Steps], tuple[float, float]]:
-    """Return how a cause is sized that is all pieces of a kind."""
+    """Return the function that sizes a cause which consists of all pieces of one kind."""
     return lambda steps: (steps.computed(steps.replay.step_s(without(kind))), steps.shares[kind])
 
 

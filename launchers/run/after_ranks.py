@@ -1,4 +1,4 @@
-"""What is left to do when the ranks of a job have ended: python -m gptscale.launchers.run.after_ranks FOLDER STATUS.
+"""The end of a job whose ranks have ended: python -m gptscale.launchers.run.after_ranks FOLDER STATUS.
 
 Ends with 0 if all steps of the run were done, else with 1.
 """

@@ -101,7 +101,7 @@ def _tiers(ranked: Sequence[Group]) -> list[str]:
 
 
 def _costs(group: Group) -> Iterator[str]:
-    """Yield what others, state off the device and idle stages cost a group in time, and what a plan had predicted of it."""
+    """Yield remarks on the time that a group lost (to others, to offloaded state, to idle stages) and on its plan."""
     if group.contended:
         yield f"contended and not ranked, others took {group.median('taken_fraction'):.0%} of the machine"
     waiting = group.median("offload_wait_fraction")
@@ -152,7 +152,7 @@ def show(comparison: Comparison, terminal: Console) -> None:
 
 
 def _width(rows: Sequence[dict[str, str]], title: str) -> int:
-    """Return the width that a column needs, in which words may stand on lines of their own."""
+    """Return the least width of a column whose words may stand on lines of their own."""
     texts = [title, *(row[title] for row in rows)]
     return max(len(part) for text in texts for part in (text.split() if title in LEFT else [text]))
 

@@ -161,7 +161,7 @@ def sync(descriptor: int, path: Path) -> None:
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Raise what the operating system says inside as a StorageError that names the file."""
+    """Turn an OSError inside into a StorageError that names the file."""
     try:
         yield
     except OSError as error:

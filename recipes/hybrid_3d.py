@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD, V_SHAPED, describe_stages
+from gptscale.common.engines.pipeline.stages import SPLIT_BACKWARD, V_SHAPED, describe_stages
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import refuse_changed
 from gptscale.recipes.pipeline import PipelineConfig

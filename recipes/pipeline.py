@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gptscale.common.engines.pipeline.plan import SCHEDULES, Schedule, check_stages, describe_stages, micro_batches
+from gptscale.common.engines.pipeline.stages import SCHEDULES, Schedule, check_stages, describe_stages, micro_batches
 from gptscale.common.recipe_config import RecipeConfig
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD
+from gptscale.common.engines.pipeline.stages import SPLIT_BACKWARD
 from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import option_of

@@ -17,8 +17,8 @@ from gptscale.common.process import environments
 from gptscale.common.settings import command_line
 from gptscale.common.settings.checks import option_of
 from gptscale.launchers.cli import COMMANDS, main
+from gptscale.launchers.cluster.submission import SBATCH, SBATCH_FLAGS
 from gptscale.launchers.run.options import parse_run
-from gptscale.launchers.run.submission import SBATCH, SBATCH_FLAGS
 from gptscale.lenet.cli import USAGE
 from gptscale.recipes import RECIPES
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gptscale.common.data.loader import to_device
-from gptscale.common.engines.pipeline.plan import SCHEDULES
+from gptscale.common.engines.pipeline.stages import SCHEDULES
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.bubble import StageSpan, bubble_fraction, needs, result
 from gptscale.common.process.program import Program

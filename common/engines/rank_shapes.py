@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from gptscale.common.engines.pipeline.plan import stage_indices, stage_sizes
+from gptscale.common.engines.pipeline.stages import stage_indices, stage_sizes
 from gptscale.common.settings.shape import CUT_DIMS, Weight
 
 if TYPE_CHECKING:

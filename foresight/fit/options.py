@@ -12,6 +12,7 @@ import tyro
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.gpus import SIMULATED
 from gptscale.common.settings.checks import check_output_file, check_ranges
+from gptscale.foresight.mock_cuda.devices import device_named
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class FitOptions:
     """The row of the table whose program is written."""
 
     def __post_init__(self) -> None:
+        device_named(self.device_kind)
         check_ranges(self, {"gpus": (1, 2**16), "nodes": (1, 4096), "row": (1, 100)})
         check_ranges(self, dict.fromkeys(("global_batch_size", "seq_len"), (1, 2**24)))
         if self.gpus % self.nodes:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gptscale.common.engines.pipeline.plan import stages_per_rank
+from gptscale.common.engines.pipeline.stages import stages_per_rank
 from gptscale.common.engines.rank_shapes import all_shapes, held_shapes, numel, stage_of
 from gptscale.common.model.loss import LOGITS_BYTES
 from gptscale.common.optim.blockwise import BLOCK

@@ -14,10 +14,12 @@ PREFIX = "mock of "
 DEVICES = {name: gpu.properties for name, gpu in SIMULATED.items() if gpu.properties}
 
 
-def device_named(name: str) -> Properties:
-    """Return what a device of the table tells of itself, or raise ConfigError with the nearest name."""
+def device_named(name: str, where: str = "in --as", more: str = "") -> Properties:
+    """Return what a device of the table tells of itself, or raise ConfigError with the nearest name and what `more` says."""
     if name not in DEVICES:
-        raise ConfigError(f"unknown device {name!r}", "in --as", did_you_mean(name, DEVICES))
+        near = next((each for each in DEVICES if each.startswith(name)), None)
+        named = f"did you mean {near!r}?" if near else did_you_mean(name, DEVICES)
+        raise ConfigError(f"unknown device {name!r}", where, named + more)
     return DEVICES[name]
 
 

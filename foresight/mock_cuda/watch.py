@@ -292,7 +292,7 @@ class ProgramWatch:
         self.error = ""
         self.mock = ctypes.CDLL(None)
         self.recorder = record.OperationRecorder(self.mock, lambda: self.owners.part)
-        self.recording = False
+        self.recording = self.capturing = False
         self.experts = record.push(experts.BalancedExperts()) if task["balanced_experts"] else None
         self.host_s: list[float] = []
         self._step_began = (0.0, 0.0)
@@ -303,6 +303,7 @@ class ProgramWatch:
     def take(self, task: dict[str, Any]) -> None:
         """Report for a task: before or after a fork, and before the program computes."""
         self.folder, self.last_step, self.ends = Path(task["folder"]), int(task["steps"]), task["ends"]
+        self.mock.mock_list(str(self.folder / "calls.tsv").encode() if task["folder"] else None)
         if task["share"] and self.mock.mock_share_host_memory():
             raise OSError("no address space for the host memory of a simulated rank")
 
@@ -322,6 +323,8 @@ class ProgramWatch:
         ):
             if hasattr(torch._C, name):
                 stand_ins.wrap(torch._C, name, partial(_tell_first, tell))
+        stand_ins.wrap(torch.cuda.CUDAGraph, "capture_begin", self._capture_begins)
+        stand_ins.wrap(torch.cuda.CUDAGraph, "capture_end", self._capture_ends)
         observe = vars(torch._C)["_cuda_attach_out_of_memory_observer"]
         torch.cuda._lazy_call(lambda: observe(lambda device, asked, *in_use: self.refused_bytes.append(asked)))
         print_error = sys.excepthook
@@ -366,12 +369,22 @@ class ProgramWatch:
             if count != self.last_step:
                 self.owners.steps.append(self.owners.now())
             if count == self.last_step - 1:
-                self.mock.mock_list(str(self.folder / "calls.tsv").encode())
+                self.mock.mock_listen()
                 self.mock.mock_mark(b"step begins")
                 self.recording = self.recorder.begin()
             self._step_began = clocks()
         if min(self.steps.values()) >= self.last_step:
             self.end()
+
+    def _capture_begins(self, begin: Callable[..., None], *args: Any, **options: Any) -> None:
+        """Record what a CUDA graph captures, which its launches stand for."""
+        begin(*args, **options)
+        self.capturing = not self.recording and self.recorder.begin()
+
+    def _capture_ends(self, end: Callable[..., None], *args: Any, **options: Any) -> None:
+        if self.capturing:
+            self.recorder.end()
+        end(*args, **options)
 
     def end(self) -> None:
         """Leave the report, and end the process, whatever it has planned, unless it may go on."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD
+from gptscale.common.engines.pipeline.stages import SPLIT_BACKWARD
 from gptscale.common.errors import GptscaleError
 from gptscale.common.measure.flops import hardware_flops_per_token
 from gptscale.common.recipe_config import RecipeConfig

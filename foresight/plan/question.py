@@ -11,7 +11,7 @@ from gptscale.common.measure.gpus import SIMULATED
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.foresight.calibrate.costs import costs_for
 from gptscale.foresight.memory.constants import outside_of_torch
-from gptscale.foresight.mock_cuda.devices import DEVICES
+from gptscale.foresight.mock_cuda.devices import device_named
 from gptscale.foresight.price.cost import INNER_LINKS, OUTER_LINKS, Costs
 
 # The machine that this runs on.
@@ -67,11 +67,7 @@ def gpu_cluster(device: str, nodes: int, per_node: int, link: str | None) -> Clu
     link: names with commas between: one of what connects devices in a node, one of what connects nodes. The device's usual ones
     stand for what is left out.
     """
-    if device not in DEVICES:
-        near = next((name for name in DEVICES if name.startswith(device)), None)
-        named = f"did you mean {near!r}?" if near else did_you_mean(device, DEVICES)
-        fix = f"{named} For this machine's processor: gptscale plan --here"
-        raise ConfigError(f"unknown device {device!r}", "in --device", fix)
+    memory = device_named(device, "in --device", " For this machine's processor: gptscale plan --here").memory
     inner, outer = SIMULATED[device].links
     assumed = [*([inner] if per_node > 1 else []), *([outer] if nodes > 1 else [])]
     for name in link.split(",") if link else ():
@@ -85,7 +81,7 @@ def gpu_cluster(device: str, nodes: int, per_node: int, link: str | None) -> Clu
             of_device = inner if inner.startswith(name) else f"{name}4"
             assumed = [one for one in assumed if one != inner]
             inner = name if name in INNER_LINKS else of_device
-    return Cluster(device, nodes, per_node, (inner, outer), DEVICES[device].memory, " and ".join(assumed))
+    return Cluster(device, nodes, per_node, (inner, outer), memory, " and ".join(assumed))
 
 
 def cpu_cluster(nproc: int, memory: int) -> Cluster:

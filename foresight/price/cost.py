@@ -6,7 +6,7 @@ import csv
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -55,6 +55,8 @@ class Reached:
 REACHED = {7: Reached(0.75, 0.35), 8: Reached(0.75, 0.55), 9: Reached(0.8, 0.36, 64), 10: Reached(0.776, 0.35, 64)}
 # Hopper under an older torch, and of 500 W: fitted by hand to the same rows, and to torchtitan's.
 HOPPER_BEFORE, TORCH_SINCE, LESS_POWER = Reached(0.58, 0.36), (2, 7), "h100-96"
+# Torch's attention is FlashAttention 2 since then, which is twice as fast as the first (Dao 2023, arXiv 2307.08691).
+FLASH_2_SINCE = (2, 2)
 
 
 @dataclass(frozen=True)
@@ -170,8 +172,10 @@ def costs_of(
     gpu = SIMULATED[name]
     assert gpu.properties is not None
     kind = gpu.properties.capability[0]
-    before = torch and tuple(map(int, re.findall(r"\d+", torch)[:2])) < TORCH_SINCE
-    reached = HOPPER_BEFORE if kind == 9 and (before or name == LESS_POWER) else REACHED[kind]
+    version = (*map(int, re.findall(r"\d+", torch)[:2]),) or TORCH_SINCE
+    reached = HOPPER_BEFORE if kind == 9 and (version < TORCH_SINCE or name == LESS_POWER) else REACHED[kind]
+    if version < FLASH_2_SINCE:
+        reached = replace(reached, attention=reached.attention / 2)
     return Costs(gpu, reached, links or gpu.links, per_node, jobs)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from gptscale.foresight.mock_cuda.record import UNKNOWN
 
 # Work that takes time on a stream, and what orders it.
-TIMED = ("kernel", "product", "copy", "set", "collective", "graph")
+TIMED = ("kernel", "product", "copy", "set", "collective")
 ORDERS = ("record", "wait", "sync")
 # Marks of a host's own work: bytes of its memory or of files, or a wait for files.
 HOST_WORK = re.compile(r"(host) step (\d+)|(disk) (read|write|wait) (\d+)")
@@ -27,8 +27,8 @@ class Call(NamedTuple):
     """Something that the device was asked to do.
 
     time_s: when the host asked, on its monotonic clock.
-    kind: kernel, product, copy, set, collective, graph, record, wait, sync; mark, which watch.py and boot.py write; or operation,
-    which record.py writes.
+    kind: kernel, product, copy, set, collective, record, wait, sync; capture and graph, of a CUDA graph; mark, which watch.py and
+    boot.py write; or operation, which record.py writes.
     stream: its number, of which 0 is the default stream.
     sizes: of a product m, n, k and how many; of a collective its bytes, the ranks, this rank and the peer of a message; of a
     kernel its blocks, the threads of each and the bytes of shared memory; of a copy its bytes.
@@ -87,6 +87,7 @@ class Work:
 
 def recorded_step(calls: Sequence[Call]) -> list[Work] | None:
     """Return the work of the last step, or None if it did not end."""
+    calls = [*_launched(calls)]
     marks = {call.name: i for i, call in enumerate(calls) if call.kind == "mark"}
     if not {"step begins", "step ends"} <= {*marks}:
         return None
@@ -112,6 +113,26 @@ def recorded_step(calls: Sequence[Call]) -> list[Work] | None:
     return work
 
 
+def _launched(calls: Sequence[Call]) -> Iterator[Call]:
+    """Yield the calls, and in the place of each launch of a CUDA graph what that has captured."""
+    graphs = dict[int, tuple[int, list[Call]]]()
+    captured: list[Call] | None = None
+    for call in calls:
+        if call.kind == "capture" and call.name == "begins":
+            captured = []
+        elif call.kind == "capture":
+            # What was captured on this stream runs on the one of the launch.
+            graphs[call.sizes[0]], captured = (call.stream, captured or []), None
+        elif call.kind == "graph":
+            stream, work = graphs[call.sizes[0]]
+            for each in work:
+                yield each._replace(time_s=call.time_s, stream=call.stream if each.stream == stream else each.stream)
+        elif captured is None:
+            yield call
+        else:
+            captured.append(call)
+
+
 def _work(call: Call, at: float, peer: int | None) -> Work:
     a, b, c, d = call.sizes
     if call.kind == "product":
@@ -123,8 +144,7 @@ def _work(call: Call, at: float, peer: int | None) -> Work:
         return Work(at, call.kind, call.stream, call.name, nbytes=a)
     if call.kind in ORDERS:
         return Work(at, call.kind, call.stream, call.name, event=a)
-    # A graph's first number is its own, and what it launches was not listed.
-    return Work(at, call.kind, call.stream, call.name, threads=0 if call.kind == "graph" else a * b)
+    return Work(at, call.kind, call.stream, call.name, threads=a * b)
 
 
 def _host_work(words: re.Match[str], at: float) -> Work:

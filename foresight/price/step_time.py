@@ -23,7 +23,7 @@ class PricedStep:
     mfu: the products and attention of three forwards, or of all if these are less, as a share of the device's peak. hfu: of all.
     busy: of each kind of work, as if it ran alone. only_sends: in which the device communicates and computes nothing. idle: in
     which it does nothing. with_host_s: the length if the host asks as slowly as this machine's does beside the mock. guessed:
-    kernels whose bytes nobody knows, by name. graphs: CUDA graphs, whose kernels have no price.
+    kernels whose bytes nobody knows, by name.
     """
 
     step_s: float
@@ -34,7 +34,6 @@ class PricedStep:
     idle: float
     with_host_s: float
     guessed: dict[str, int]
-    graphs: int
     grade: str
 
     @property
@@ -84,6 +83,5 @@ def priced(step: Replayed, with_host_s: float, costs: Costs, precision: str = ""
         step.idle,
         with_host_s,
         dict(guessed.most_common(NAMES_SHOWN)),
-        sum(span.work.kind == "graph" for span in step.spans),
         costs.grade,
     )

@@ -87,8 +87,6 @@ def print_times(times: Mapping[int, PricedStep]) -> None:
         if time.guessed:
             names = ", ".join(f"{count} x {name[:40]}" for name, count in time.guessed.items())
             print(f"note     the bytes of some kernels are a guess, from their threads: {names}")
-        if time.graphs:
-            print(f"note     what {time.graphs} CUDA graphs launch has no price: the step is longer than this")
 
 
 def as_json(simulation: Simulation, memory: RankMemory, times: Mapping[int, PricedStep]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from bisect import bisect_right
 from collections import defaultdict
@@ -18,8 +19,8 @@ class TracedPiece(NamedTuple):
     """A part of a traced step of a rank.
 
     needs: places of pieces that end before it begins, beside the one before it, which a hidden transfer does not wait for.
-    processor: the share of its seconds in which its thread had a processor. micro_batch: that of its mark. ranks: of a
-    transfer, those that take part.
+    processor: the share of its seconds in which its thread had a processor. micro_batch: that of its mark. ranks, least_s: of a
+    transfer, those that take part, and the seconds of the shortest one of its kind.
     """
 
     kind: str
@@ -30,6 +31,7 @@ class TracedPiece(NamedTuple):
     processor: float = 1.0
     ranks: frozenset[int] = frozenset()
     hidden: bool = False
+    least_s: float = 0.0
 
 
 # How many times as long a piece lasts.
@@ -56,6 +58,9 @@ class Replay:
         self._ends = [[s.end for s in segments] for segments in self.segments]
         # Transfers that were under way before the wait for them come behind all segments.
         hidden = [wait for wait in self.waits.values() if wait.hidden_s]
+        least_s = defaultdict[tuple[str, int], float](lambda: math.inf)
+        for wait in self.waits.values():
+            least_s[wait.kind] = min(least_s[wait.kind], wait.transfer_s)
         places = {id(wait): sum(map(len, self.segments)) + i for i, wait in enumerate(hidden)}
         for rank, segments in enumerate(self.segments):
             n_data = sum(s.part == "data" for s in segments)
@@ -63,8 +68,10 @@ class Replay:
                 if s.waits:
                     wait = self.waits[rank, s.begin]
                     needs = (places[id(wait)],) if wait.hidden_s else self._needs(wait)
-                    ranks = frozenset(wait.begun)
-                    self.pieces.append(TracedPiece(TRANSFER, rank, wait.transfer_s, needs, s.micro_batch, ranks=ranks))
+                    of_transfer = {"ranks": frozenset(wait.begun), "least_s": least_s[wait.kind]}
+                    self.pieces.append(
+                        TracedPiece(TRANSFER, rank, wait.transfer_s, needs, s.micro_batch, **of_transfer)
+                    )
                 elif s.part == "data" and data_wait_s:
                     self.pieces.append(TracedPiece("data", rank, data_wait_s[rank] * self.n_steps / n_data))
                 else:

@@ -14,6 +14,8 @@ from gptscale.results.render import SHARES
 NO_PROCESSOR, LATE_RANK, BUBBLE_SHARE, SLOWER = "no processor", "late rank", "bubble", "slower than calibrated"
 # So much longer than calibrated, products say nothing.
 SLOWER_MIN = 1.1
+# Ranks that have a processor for a smaller share of their work make each other wait in exchanges.
+STARVED = 0.9
 
 
 def shares_of(replay: Replay, host: Mapping[str, float], pipeline: bool) -> dict[str, float]:
@@ -97,14 +99,16 @@ def with_one_micro_batch(fixed: Mapping[str, float], n: int) -> Factor:
 def with_processors(replay: Replay, shares: Mapping[int, float] | None = None) -> Factor:
     """Return the factors that give ranks a processor whenever they compute.
 
-    Transfers are done by threads too, and are as much faster. shares: of these ranks alone, up to this share of the time.
+    Transfers are done by threads too: they are as much faster, or as short as the shortest of their kind. shares: of these ranks
+    alone, up to this share of the time.
     """
     most = dict.fromkeys(range(replay.n_ranks), 1.0) if shares is None else dict(shares)
     means = {rank: min(1.0, replay.processor_share(rank) / share) for rank, share in most.items()}
 
     def factor(piece: TracedPiece) -> float:
         if piece.kind == TRANSFER:
-            return min((means[rank] for rank in piece.ranks if rank in means), default=1.0)
+            mean = min((means[rank] for rank in piece.ranks if rank in means), default=1.0)
+            return min(mean, piece.least_s / piece.seconds) if mean < STARVED and piece.seconds else mean
         share = most.get(piece.rank)
         return min(1.0, piece.processor / share) if share else 1.0
 

@@ -7,7 +7,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 from gptscale.common.engines.zero import operators as deepspeed_ops
-from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name, peak_tflops
 from gptscale.common.process import environments
 from gptscale.common.process.environments import installed, is_among
@@ -63,6 +61,8 @@ def main(argv: Sequence[str]) -> int:
     about = "What is installed, what can run here, and why not the rest."
     options = parse(DoctorOptions, argv, prog="gptscale doctor", about=about)
     if options.nodes:
+        from gptscale.launchers.cluster.node_check import compare_nodes
+
         return compare_nodes(options.out)
     facts = gather()
     if options.nvme_path is not None:
@@ -72,18 +72,6 @@ def main(argv: Sequence[str]) -> int:
     else:
         show(facts)
     return 0
-
-
-def compare_nodes(out: Path) -> int:
-    """Start a process on each node of the allocation that this runs in, and return 1 if the nodes differ."""
-    job, n_nodes = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NUM_NODES")
-    if not (job and job.isdecimal() and n_nodes):
-        raise ConfigError("this is no allocation of Slurm", "in --nodes", "salloc --nodes 2 gptscale doctor --nodes")
-    variables = "MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) RANK=$SLURM_PROCID LOCAL_RANK=0"
-    rank = f'export {variables} WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=1 MASTER_PORT={20000 + int(job) % 20000}; exec "$@"'
-    words = [sys.executable, "-u", "-Pm", "gptscale.launchers.run.node_check", str(out)]
-    srun = f"srun --nodes={n_nodes} --ntasks={n_nodes} --ntasks-per-node=1 bash -c".split()
-    return subprocess.run([*srun, rank, "rank", *words], check=False).returncode
 
 
 def gather() -> dict[str, Any]:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import check_range
-from gptscale.launchers.run.batch_script import batch_script
+from gptscale.launchers.cluster.batch_script import batch_script
+from gptscale.launchers.cluster.submission import Allocation, split_sbatch
 from gptscale.launchers.run.options import parse_launch, take_recipe
-from gptscale.launchers.run.submission import Allocation, split_sbatch
 from gptscale.recipes import get
 
 
@@ -38,8 +38,8 @@ def main(argv: Sequence[str]) -> int:
     config, recipe_config, options = parse_launch(recipe, words, SubmitOptions, "submit")
     assert options is not None
     # After the options are parsed, because they import torch.
+    from gptscale.launchers.cluster.submission import directives, fit_to_nodes, job_task, submit
     from gptscale.launchers.run.record import new_run_id
-    from gptscale.launchers.run.submission import directives, fit_to_nodes, job_task, submit
 
     per_node = options.nproc or options.gpus_per_node or 1
     if not get(recipe).axes and options.nodes * per_node > 1:

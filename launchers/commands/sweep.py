@@ -14,8 +14,8 @@ from gptscale.common.process.warm_parent import begin_warm_parent, make_warm_par
 from gptscale.common.settings.checks import OptionNeed, check_ranges, refuse_changed
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.run_config import RunConfig
+from gptscale.launchers.cluster.submission import Allocation, split_sbatch
 from gptscale.launchers.run.options import default_recipe_config
-from gptscale.launchers.run.submission import Allocation, split_sbatch
 from gptscale.recipes import get
 
 # Techniques for one device beside the plain step, each at equal data: the recipe, and the options that differ.
@@ -141,10 +141,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _submit(options: RunAndSweepOptions, sbatch: Sequence[str], about: str) -> int:
     """Submit all runs as one job array, and a job that compares them when the last has ended."""
-    from gptscale.launchers.run.batch_script import batch_script
+    from gptscale.launchers.cluster.batch_script import batch_script
+    from gptscale.launchers.cluster.submission import directives, fit_to_nodes, job_task, submit
     from gptscale.launchers.run.record import new_run_id
     from gptscale.launchers.run.start import recipes_named
-    from gptscale.launchers.run.submission import directives, fit_to_nodes, job_task, submit
 
     allocation, out = options.allocation, options.run.out
     name = options.run.run_name or new_run_id("sweep")

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gptscale.common.engines.pipeline.chain_stage import ChainStage, own_chain, shapes_between
 from gptscale.common.engines.pipeline.engine import PipelineEngine, PipelineLoss, TimedStage
-from gptscale.common.engines.pipeline.plan import V_SHAPED, PipelineOptions, stage_indices, stage_sizes
+from gptscale.common.engines.pipeline.stages import V_SHAPED, PipelineOptions, stage_indices, stage_sizes
 from gptscale.common.model.build import meta_gpt
 from gptscale.common.model.gpt import Decoder
 from gptscale.common.model.own import PREFIX

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from gptscale.common.engines.pipeline.plan import V_SHAPED
+from gptscale.common.engines.pipeline.stages import V_SHAPED
 from gptscale.common.errors import ConfigError
 from gptscale.common.model.chain import NoChainError, Sent, chain_of, keep_stage
 from gptscale.common.model.twin import TOLERANCE, deviation, tokens_of, twin_of

@@ -195,11 +195,20 @@ API int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *
 API int cudaStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id, void **graph, const void ***dependencies, size_t *count) {
     return cudaStreamGetCaptureInfo(stream, status, id, graph, dependencies, NULL, count);
 }
-API int cudaStreamBeginCapture(void *stream, int mode) { capture.stream = stream; capture.id = new_handle(); return SUCCESS; }
-API int cudaStreamEndCapture(void *stream, void **graph) { capture.id = 0; *graph = (void *)new_handle(); return SUCCESS; }
+API int cudaStreamBeginCapture(void *stream, int mode) {
+    capture.stream = stream, capture.id = new_handle(), captures = 1;
+    note("capture", stream, "begins", 0, 0, 0, 0);
+    return SUCCESS;
+}
+API int cudaStreamEndCapture(void *stream, void **graph) {
+    *graph = (void *)new_handle();
+    note("capture", stream, "ends", (uintptr_t)*graph, 0, 0, 0);
+    capture.id = 0, captures = 0;
+    return SUCCESS;
+}
 API int cudaThreadExchangeStreamCaptureMode(int *mode) { return SUCCESS; }
-API int cudaGraphInstantiate(void **out, void *graph, unsigned long long flags) { *out = (void *)new_handle(); return SUCCESS; }
-API int cudaGraphInstantiateWithFlags(void **out, void *graph, unsigned long long flags) { *out = (void *)new_handle(); return SUCCESS; }
+API int cudaGraphInstantiate(void **out, void *graph, unsigned long long flags) { *out = graph; return SUCCESS; }
+API int cudaGraphInstantiateWithFlags(void **out, void *graph, unsigned long long flags) { *out = graph; return SUCCESS; }
 API int cudaGraphLaunch(void *graph, void *stream) { note("graph", stream, "launch", (uintptr_t)graph, 0, 0, 0); return SUCCESS; }
 API int cudaGraphDestroy(void *graph) { return SUCCESS; }
 API int cudaGraphExecDestroy(void *graph) { return SUCCESS; }

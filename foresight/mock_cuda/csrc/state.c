@@ -184,6 +184,9 @@ API void mock_watch_allocator(void) {
 /* ---- what was asked ---- */
 
 static FILE *list;
+static char list_path[4096];
+static int listens = 0;
+int captures = 0;
 __thread int after_collective = 0;
 
 static double seconds(void) {
@@ -200,22 +203,28 @@ static void before_fork(void) {
 static void in_parent(void) { pthread_mutex_unlock(&lock); }
 static void in_child(void) {
     list = NULL;
+    *list_path = 0;
     pthread_mutex_unlock(&lock);
 }
 __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(before_fork, in_parent, in_child); }
 
-/* Write the list to a file from now on, one line of tab-separated fields each; NULL ends it. */
+/* Where to write the list: a line of tab-separated fields for each call. NULL ends it. */
 API void mock_list(const char *path) {
     pthread_mutex_lock(&lock);
     if (list) fclose(list);
-    list = path ? fopen(path, "w") : NULL;
+    list = NULL;
+    snprintf(list_path, sizeof list_path, "%s", path ? path : "");
     pthread_mutex_unlock(&lock);
 }
 
+/* List all calls from now on. Before, only those that a CUDA graph captures are listed. */
+API void mock_listen(void) { listens = 1; }
+
 void note(const char *kind, const void *stream, const char *name, uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
     after_collective = !strcmp(kind, "collective");
-    if (!list) return;
+    if (!listens && !captures) return;
     pthread_mutex_lock(&lock);
+    if (!list && *list_path) list = fopen(list_path, "w");
     if (list)
         fprintf(list, "%.9f\t%s\t%llx\t%s\t%llu\t%llu\t%llu\t%llu\n", seconds(), kind, (unsigned long long)(uintptr_t)stream,
                 name ? name : "?", (unsigned long long)a, (unsigned long long)b, (unsigned long long)c, (unsigned long long)d);

@@ -294,7 +294,7 @@ def test_simulate_of_a_program_says_the_peak_of_the_table(folder, monkeypatch, n
         (["own_model.py:build", "--write", "own_model.py"], "is there already"),
         (["own_model.py:build", "--write", "accelerate.py"], "would hide the module accelerate"),
         (["own_model.py:build", "--splits", "dpp"], "did you mean"),
-        (["own_model.py:build", "--as", "h1000"], "unknown device"),
+        (["own_model.py:build", "--as", "h1000"], "unknown device 'h1000', in --as"),
         (["hf:own_model.py"], "is no config of transformers"),
     ],
 )

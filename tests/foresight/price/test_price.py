@@ -46,6 +46,25 @@ def test_work_gets_what_its_operation_computes_and_touches():
     assert (copied.nbytes, copied.stream, copied.at) == (4096, 5, pytest.approx(12 / 13))
 
 
+def test_a_cuda_graph_launches_what_it_captured_on_the_stream_of_its_launch():
+    captured = [
+        ("capture", "begins", 5),
+        ("operation", "", 0),
+        ("product", "gemm", 5, 64, 32, 16, 1),
+        ("operation", "mm bf16", 0, 0, 700, 0, 1),
+        ("kernel", "beside", 6, 1, 128),
+        ("capture", "ends", 5, 77),
+    ]
+    launch = ("graph", "launch", 0, 77)
+    before = [Call(-1.0, kind, stream, name, (*sizes, 0, 0, 0, 0)[:4]) for kind, name, stream, *sizes in captured]
+    alone = [Call(-0.5, "kernel", 0, "of an earlier step", (1, 1, 0, 0))]
+    work = recorded_step([*before, *alone, *calls(launch, launch)])
+    assert [(each.kind, each.stream, each.nbytes) for each in work] == 2 * [("product", 0, 700), ("kernel", 6, None)]
+    assert [each.at for each in work] == pytest.approx([1 / 3, 1 / 3, 2 / 3, 2 / 3])
+    # What is captured within the step runs at its launches alone.
+    assert len(recorded_step(calls(*captured, launch))) == 2
+
+
 def test_a_message_knows_its_peer_and_a_collective_its_machine():
     sent, reduced = recorded_step(
         calls(
@@ -140,6 +159,8 @@ def test_attention_on_few_tokens_and_products_of_an_older_torch_are_slower():
     assert H100.seconds(work) < 0.6 * older.seconds(work)
     assert costs_of("h100-80", torch="2.11.0+cu130") == H100
     assert costs_of("h100-96").reached == older.reached
+    first, second = (costs_of("a100-80", torch=version).reached.attention for version in ("2.1.2", "2.2.0+cu121"))
+    assert first == second / 2
 
 
 def test_a_kernel_is_as_long_as_its_bytes_unless_it_permutes_numbers():
@@ -215,11 +236,11 @@ def test_ranks_that_wait_for_ever_are_refused():
 def test_a_step_is_told_in_shares_of_the_peak():
     work = [product(8192, 8192, 8192, part=part) for part in (1, 2, 2, 2)]
     unknown = Work(0.0, "kernel", 0, "of_a_library", threads=1024)
-    time = step_times({0: [*work, unknown, Work(0.0, "graph", 0, "launch")]}, H100, {0: 0.0})[0]
+    time = step_times({0: [*work, unknown]}, H100, {0: 0.0})[0]
     # Three forwards are three quarters of four products: the fourth is computed again.
     assert time.mfu == pytest.approx(0.75 * time.hfu)
     assert 0.8 * H100.reached.products < time.hfu < H100.reached.products
-    assert (time.bound, time.guessed, time.graphs) == ("products", {"of_a_library": 1}, 1)
+    assert (time.bound, time.guessed) == ("products", {"of_a_library": 1})
     assert time.as_json()["low_s"] < time.step_s < time.as_json()["high_s"]
 
 

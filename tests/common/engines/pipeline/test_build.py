@@ -11,10 +11,10 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from gptscale.common.engines.pipeline import plan
+from gptscale.common.engines.pipeline import stages
 from gptscale.common.engines.pipeline.build import parts_of, shapes_of, stages_of, tied_embedding_group
 from gptscale.common.engines.pipeline.engine import PipelineLoss
-from gptscale.common.engines.pipeline.plan import balanced, fits, head_cost
+from gptscale.common.engines.pipeline.stages import balanced, fits, head_cost
 from gptscale.common.model.build import materialise
 from gptscale.common.model.gpt import GPT
 from gptscale.common.process.world import World
@@ -170,10 +170,10 @@ def test_the_head_of_the_large_model_weighs_two_and_a_half_blocks():
 
 
 def test_stages_are_described_with_the_head_on_the_last(monkeypatch):
-    monkeypatch.setattr(plan, "stage_sizes", lambda run, options: [13, 13, 12, 10])
+    monkeypatch.setattr(stages, "stage_sizes", lambda run, options: [13, 13, 12, 10])
     batch = SimpleNamespace(grad_accum_steps=4, micro_batch_size=2)
     run = SimpleNamespace(gpt=PRESETS["1.6b"], seq_len=1024, batch=batch)
-    assert plan.describe_stages(run, SimpleNamespace(schedule="1F1B")) == [
+    assert stages.describe_stages(run, SimpleNamespace(schedule="1F1B")) == [
         "stages   13 | 13 | 12 | 10 + head blocks (head = 2.49 blocks; the heaviest stage has 1.03 x the mean)",
         "schedule 1F1B, 4 micro-batches of 2",
     ]

@@ -1,4 +1,4 @@
-"""The end of a job whose ranks have ended: python -m gptscale.launchers.run.after_ranks FOLDER STATUS.
+"""The end of a job whose ranks have ended: python -m gptscale.launchers.cluster.after_ranks FOLDER STATUS.
 
 Ends with 0 if all steps of the run were done, else with 1.
 """

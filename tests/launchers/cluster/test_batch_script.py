@@ -10,8 +10,8 @@ import pytest
 from machines import wait_for
 
 from gptscale.launchers.cli import main
-from gptscale.launchers.run.batch_script import JobTask, batch_script
-from gptscale.launchers.run.node_check import interface_to, problems, slow_ones
+from gptscale.launchers.cluster.batch_script import JobTask, batch_script
+from gptscale.launchers.cluster.node_check import interface_to, problems, slow_ones
 
 NASTY = 'it\'s $HOME; `true` "x" *'
 
@@ -49,7 +49,7 @@ def test_the_script_is_bash_and_ends_with_the_status_of_the_ranks(requeue):
     assert script.startswith("#!/usr/bin/env bash\n")
     assert script.endswith('exit "$status"\n')
     assert ("scontrol requeue" in script) == requeue
-    assert "'/my python/bin/python' -m gptscale.launchers.run.after_ranks" in script
+    assert "'/my python/bin/python' -m gptscale.launchers.cluster.after_ranks" in script
     # Python's format leaves these behind where a brace was not doubled.
     assert "{{" not in script
     assert "}}" not in script

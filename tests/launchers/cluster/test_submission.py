@@ -8,8 +8,8 @@ import pytest
 
 from gptscale.common.errors import ConfigError
 from gptscale.launchers.cli import main
-from gptscale.launchers.run import after_ranks
-from gptscale.launchers.run.submission import split_sbatch
+from gptscale.launchers.cluster import after_ranks
+from gptscale.launchers.cluster.submission import split_sbatch
 
 RUN = ["--data", "synthetic", "--run-name", "mine"]
 

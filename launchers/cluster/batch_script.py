@@ -47,7 +47,7 @@ done
 
 ROW = """\
 # A run that ended well gets its verdict from here. One whose rank 0 was killed gets its row: it is ok if all steps were done.
-{python} -m gptscale.launchers.run.after_ranks "$folder" "$status" && status=0
+{python} -m gptscale.launchers.cluster.after_ranks "$folder" "$status" && status=0
 """
 
 REQUEUE = """\

@@ -1,4 +1,4 @@
-"""One process on each node of an allocation: python -m gptscale.launchers.run.node_check OUT.
+"""One process on each node of an allocation: python -m gptscale.launchers.cluster.node_check OUT.
 
 Their facts and speeds are laid side by side, for `gptscale doctor --nodes`.
 """
@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import statistics
+import subprocess
 import sys
 import time
 import uuid
@@ -21,6 +22,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from gptscale.common.errors import ConfigError
 from gptscale.common.measure.speed import timed
 from gptscale.common.process.begin import begin_process
 from gptscale.common.process.ending import end_process
@@ -161,6 +163,18 @@ def show(nodes: Sequence[dict[str, Any]], all_reduce_gib_per_s: float) -> None:
         highlight=False,
         soft_wrap=True,
     )
+
+
+def compare_nodes(out: Path) -> int:
+    """Start a process on each node of the allocation that this runs in, and return 1 if the nodes differ."""
+    job, n_nodes = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NUM_NODES")
+    if not (job and job.isdecimal() and n_nodes):
+        raise ConfigError("this is no allocation of Slurm", "in --nodes", "salloc --nodes 2 gptscale doctor --nodes")
+    variables = "MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) RANK=$SLURM_PROCID LOCAL_RANK=0"
+    rank = f'export {variables} WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=1 MASTER_PORT={20000 + int(job) % 20000}; exec "$@"'
+    words = [sys.executable, "-u", "-Pm", "gptscale.launchers.cluster.node_check", str(out)]
+    srun = f"srun --nodes={n_nodes} --ntasks={n_nodes} --ntasks-per-node=1 bash -c".split()
+    return subprocess.run([*srun, rank, "rank", *words], check=False).returncode
 
 
 def main(out: Path) -> int:

@@ -18,7 +18,7 @@ from gptscale.common.process.world import DEFAULT_TIMEOUT_S, World
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import check_ranges
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.launchers.run.batch_script import WARNING_S, JobTask
+from gptscale.launchers.cluster.batch_script import WARNING_S, JobTask
 from gptscale.launchers.run.options import option_words
 from gptscale.launchers.run.preflight import check_without_device, preflight, resolve
 from gptscale.recipes import get

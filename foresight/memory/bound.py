@@ -1,8 +1,7 @@
 """A bound for the bytes of one rank, from its run's options alone: what it holds, gathers and keeps for backward.
 
-State is exact. Beside it stand what is gathered at once, what blocks keep, and logits. What is under way for a moment, what
-engines reserve and what an allocator rounds is not here: a simulation (foresight/simulate/) says what a run needs, and this says
-which runs are worth one.
+State is exact. Beside it stand what is gathered at once, what blocks keep, and logits. A simulation (foresight/simulate/) says what
+a run needs, and this says which runs are worth one.
 """
 
 from __future__ import annotations
@@ -197,7 +196,7 @@ def _rows(run: Run, config: RecipeConfig) -> Held:
     n, state = numel(all_shapes(run, config)), moments(run, config, own)
     # The last stage may hold the head alone.
     block = (n - root) // max(1, n_blocks)
-    at_once = n_blocks if not getattr(config, "reshard_after_forward", True) else min(2, n_blocks)
+    at_once = min(2, n_blocks) if getattr(config, "reshard_after_forward", True) else n_blocks
     # beside blocks that are gathered, one whose gradients are reduced in fp32
     gathered = c * (root + at_once * block) + 4.0 * block
     gradients, earlier = 4.0 * padded, 4.0 * (padded + root) if run.batch.grad_accum_steps > 1 else 0.0
@@ -222,10 +221,9 @@ def _rows(run: Run, config: RecipeConfig) -> Held:
 def _flat(run: Run, config: Any) -> Held:
     """Return what a rank holds under DeepSpeed: flat vectors cut evenly, and below stage 3 weights whole."""
     c, dp_size, shapes = _compute(run), run.split_size, all_shapes(run, config)
-    n = numel(shapes)
+    n, unit = numel(shapes), ZERO_ALIGNMENT * dp_size
     if config.stage == 3:
         return _flat_all(run, config, -(-n // dp_size), n)
-    unit = ZERO_ALIGNMENT * dp_size
     groups = [numel(s for s in shapes if (len(s) > 1) == matrices) for matrices in (True, False)]
     flat = [-(-n // unit) * unit for n in groups]
     own = [n // dp_size for n in flat]
@@ -249,9 +247,8 @@ def _flat_all(run: Run, config: Any, own: int, n: int) -> Held:
     if config.offload == "cpu":
         return replace(held, parameters=0, optimizer=0, host=(c + 4.0) * own + optimizer)
     if config.offload == "nvme":
-        root = _root(run, config)
         if c * max(run.gpt.block_matrices) // run.split_size >= SWAPPED_BYTES:
-            live = c * (root + 1.5 * (n - root) / run.gpt.n_layer)
+            live = c * ((root := _root(run, config)) + 1.5 * (n - root) / run.gpt.n_layer)
         held = replace(held, gathered=live, gradients=0, earlier=0)
         return replace(held, parameters=0, optimizer=0, host=4.0 * own + 20 * min(own, 10**9), disk=(16 + c) * own)
     return held
@@ -264,10 +261,9 @@ def _owners(run: Run, config: RecipeConfig) -> Held:
     # Each goes to the rank that has least so far, matrices first.
     for shape in sorted(all_shapes(run, config), key=lambda shape: len(shape) == 1):
         min(owned, key=sum).append(math.prod(shape))
-    own = owned[run.split_place]
     # Those of micro-batches that are not sent yet are all there.
-    earlier = whole.parameters if run.batch.grad_accum_steps > 1 else 4.0 * sum(own)
-    return replace(whole, optimizer=moments(run, config, own), gradients=earlier, earlier=earlier)
+    earlier = whole.parameters if run.batch.grad_accum_steps > 1 else 4.0 * sum(owned[run.split_place])
+    return replace(whole, optimizer=moments(run, config, owned[run.split_place]), gradients=earlier, earlier=earlier)
 
 
 def _plugin(run: Run, config: RecipeConfig) -> Held:
@@ -296,8 +292,8 @@ def _chunks(run: Run, config: Any) -> Held:
 
 # By the names of recipes/__init__.py, `memory`.
 HOLDERS: dict[str, Callable[[Run, Any], Held]] = {
-    "replicas": _whole, "rows": _rows, "flat": _flat, "owners": _owners, "matrices": _whole, "plugin": _plugin, "chunks": _chunks,
-    "stages": _whole,
+    **dict.fromkeys(("replicas", "matrices", "stages"), _whole),
+    **{"rows": _rows, "flat": _flat, "owners": _owners, "plugin": _plugin, "chunks": _chunks},
     "mesh": lambda run, c: (_rows if run.split_size > 1 and c.data_parallel == "fsdp" else _whole)(run, c),
     "strategy": lambda run, c: (_rows if c.strategy == "fully_shard" else _whole)(run, c),
-}  # fmt: skip
+}

@@ -11,7 +11,7 @@ from gptscale.common.measure.evidence import RunEvidence, RunFacts
 from gptscale.common.measure.limits import TAKEN_MAX
 from gptscale.common.measure.step_trace import COMPUTING, HOST_MIN, TRANSFER, profiled_processor
 from gptscale.foresight.verdict.calibrated import CalibratedRun
-from gptscale.foresight.verdict.replay import Replay
+from gptscale.foresight.verdict.replay import Factor, Replay
 from gptscale.foresight.verdict.shares import (
     BUBBLE_SHARE,
     host_shares,
@@ -62,6 +62,13 @@ class Steps:
         measured = {part: statistics.fmean(rank.fixed[part] for rank in ranks) for part in ranks[0].fixed}
         self.fixed = self.host | measured if self.shares["host"] >= HOST_MIN else self.host
 
+    def left_s(self, factor: Factor = lambda piece: 1.0, *, ranks_wait: bool = True) -> float:
+        """Return the traced step with one cause removed, whose cost is what it would be if others took no processor."""
+        contended = self.taken is not None and self.taken > TAKEN_MAX and not self.facts.cuda
+        alone = with_processors(self.replay) if contended else without("")
+        removed_s = self.replay.step_s(lambda piece: factor(piece) * alone(piece), ranks_wait=ranks_wait)
+        return self.traced_s - self.replay.step_s(alone) + removed_s
+
     def timed(self, seconds: float) -> float:
         """Return the timed step that belongs to a traced one."""
         return self.median_s * min(1.0, seconds / self.traced_s)
@@ -89,7 +96,7 @@ class Cause:
 
 def _of_pieces(kind: str) -> Callable[[Steps], tuple[float, float]]:
     """Return the function that sizes a cause which consists of all pieces of one kind."""
-    return lambda steps: (steps.computed(steps.replay.step_s(without(kind))), steps.shares[kind])
+    return lambda steps: (steps.computed(steps.left_s(without(kind))), steps.shares[kind])
 
 
 def _of_host(steps: Steps) -> tuple[float, float]:
@@ -100,7 +107,7 @@ def _of_host(steps: Steps) -> tuple[float, float]:
 def _of_bubble(steps: Steps) -> tuple[float, float] | None:
     if not steps.facts.pipeline:
         return None
-    return steps.computed(steps.replay.step_s(ranks_wait=False)), steps.shares[BUBBLE_SHARE]
+    return steps.computed(steps.left_s(ranks_wait=False)), steps.shares[BUBBLE_SHARE]
 
 
 def _of_late_rank(steps: Steps) -> tuple[float, float] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from bisect import bisect_right
 from collections import defaultdict
@@ -20,7 +19,7 @@ class TracedPiece(NamedTuple):
 
     needs: places of pieces that end before it begins, beside the one before it, which a hidden transfer does not wait for.
     processor: the share of its seconds in which its thread had a processor. micro_batch: that of its mark. ranks, least_s: of a
-    transfer, those that take part, and the seconds of the shortest one of its kind.
+    transfer, those that take part, and the seconds of the shortest one of its kind with as many bytes or more.
     """
 
     kind: str
@@ -58,9 +57,14 @@ class Replay:
         self._ends = [[s.end for s in segments] for segments in self.segments]
         # Transfers that were under way before the wait for them come behind all segments.
         hidden = [wait for wait in self.waits.values() if wait.hidden_s]
-        least_s = defaultdict[tuple[str, int], float](lambda: math.inf)
+        seconds_of: dict[tuple[str, int], list[float]] = defaultdict(list)
         for wait in self.waits.values():
-            least_s[wait.kind] = min(least_s[wait.kind], wait.transfer_s)
+            seconds_of[wait.kind].append(wait.transfer_s)
+        # Fewer bytes take no longer.
+        least_s = {
+            (name, nbytes): min(min(s) for (other, n), s in seconds_of.items() if other == name and n >= nbytes)
+            for name, nbytes in seconds_of
+        }
         places = {id(wait): sum(map(len, self.segments)) + i for i, wait in enumerate(hidden)}
         for rank, segments in enumerate(self.segments):
             n_data = sum(s.part == "data" for s in segments)

@@ -32,7 +32,8 @@ from gptscale.results.record.facts import node_facts
 from gptscale.results.render import console, table
 
 # Facts that must be the same on all nodes.
-SAME = ("python", "torch", "gptscale", "nccl", "driver", "device", "gpus")
+VERSIONS = ("python", "torch", "nccl", "driver", "gptscale")
+SAME = (*VERSIONS, "device", "gpus")
 CLOCKS_APART_S = 1.0
 # A node is slow below this share of the median of all nodes.
 SLOW = 0.8
@@ -78,8 +79,7 @@ def to_first(rank: int, world_size: int) -> tuple[float, float]:
                 trips.append((ended - began, (began + ended) / 2 - small.item()))
             # The shortest trip says it best.
             ahead = min(trips)[1]
-            took = best_s(send)
-            rate = LINK_BYTES / took / 2**30
+            rate = LINK_BYTES / best_s(send) / 2**30
         elif rank == 0:
             for _ in range(5):
                 dist.recv(small, other)
@@ -144,9 +144,7 @@ def show(nodes: Sequence[dict[str, Any]], all_reduce_gib_per_s: float) -> None:
         (
             node["host"],
             node["device"] + (f" x {node['gpus']}" if "gpus" in node else ""),
-            ", ".join(
-                f"{name} {node[name]}" for name in ("python", "torch", "nccl", "driver", "gptscale") if node.get(name)
-            ),
+            ", ".join(f"{name} {node[name]}" for name in VERSIONS if node.get(name)),
             node["interface"],
             f"{node['clock_ahead_s'] * 1e3:+.1f} ms",
             f"{node['product_tflops']:.2f}",

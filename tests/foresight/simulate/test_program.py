@@ -53,28 +53,6 @@ def step():
 """
 
 
-GRAPH = """
-import sys, torch
-model, inputs = torch.nn.Linear(8192, 8192, device="cuda"), torch.ones(8192, 8192, device="cuda")
-optimizer, graph = torch.optim.SGD(model.parameters()), torch.cuda.CUDAGraph()
-step = lambda: model(inputs).square().mean().backward()
-step()
-with torch.cuda.graph(graph):
-    step()
-for _ in range(3):
-    graph.replay() if "graph" in sys.argv else step()
-    optimizer.step()
-"""
-
-
-@pytest.mark.slow
-def test_a_step_by_a_cuda_graph_takes_as_long_as_without_it(simulate, script):
-    file = script(GRAPH)
-    (plain,), (graph,) = (simulate(sys.executable, file, *words)[1] for words in ((), ("graph",)))
-    assert graph["time"]["busy"].keys() == plain["time"]["busy"].keys()
-    assert graph["time"]["step_s"] == pytest.approx(plain["time"]["step_s"], rel=0.02)
-
-
 @pytest.mark.slow
 def test_ddp_of_a_tutorial_runs_as_one_rank_of_eight(simulate, tmp_path):
     options = ["--world", "8", "--rank", "last", "--steps", "2"]

@@ -27,8 +27,6 @@ THREAD_BYTES = 32
 # in them, which no memory can raise: an H200's (docs/measurements/gpu.md).
 SCATTERED = frozenset(("clone", "constant_pad_nd", "native_layer_norm", "native_layer_norm_backward", "stack", "sum"))
 PROCESSOR_BYTES = 1.08e10
-# Operations of attention for each of its bytes, which grow with the sequence, of which it reaches half of its share: H200.
-ATTENTION_STEP = 150
 # How much longer a kernel takes while a collective uses some of the multiprocessors and the memory.
 BESIDE = 1.12
 
@@ -37,12 +35,14 @@ BESIDE = 1.12
 class Reached:
     """The shares of a data sheet that programs reach: of the rates of products and attention, of memory, links and the bus.
 
-    inner: the inner size with which products reach half of their share. Shorter ones fill and empty the pipeline.
+    inner: the inner size with which products reach half of their share. Shorter ones fill and empty the pipeline. step: the
+    operations of attention for each of its bytes, which grow with the sequence, of which it reaches half of its share (H200).
     """
 
     products: float
     attention: float
     inner: int = 512
+    step: float = 150
     memory: float = 0.7
     inside: float = 0.75
     outside: float = 0.7
@@ -55,7 +55,7 @@ class Reached:
 REACHED = {7: Reached(0.75, 0.35), 8: Reached(0.75, 0.55), 9: Reached(0.8, 0.36, 64), 10: Reached(0.776, 0.35, 64)}
 # Hopper under an older torch, and of 500 W: fitted by hand to the same rows, and to torchtitan's.
 HOPPER_BEFORE, TORCH_SINCE, LESS_POWER = Reached(0.58, 0.36), (2, 7), "h100-96"
-# Torch's attention is FlashAttention 2 since then, which is twice as fast as the first (Dao 2023, arXiv 2307.08691).
+# Torch's attention is FlashAttention 2 since then, which multiplies twice as fast as the first (Dao 2023, arXiv 2307.08691).
 FLASH_2_SINCE = (2, 2)
 
 
@@ -120,7 +120,7 @@ class Costs:
             return 0.0
         if work.is_attention:
             alone = work.flops / (self.speed * self.peak(work.precision) * self.reached.attention)
-            return alone * (1 + ATTENTION_STEP * (work.nbytes or 0) / work.flops)
+            return alone * (1 + self.reached.step * (work.nbytes or 0) / work.flops)
         rate = self.speed * self.peak(work.precision) * self.reached.products
         return work.flops / (rate * self._filled(work.sizes))
 
@@ -175,7 +175,7 @@ def costs_of(
     version = (*map(int, re.findall(r"\d+", torch)[:2]),) or TORCH_SINCE
     reached = HOPPER_BEFORE if kind == 9 and (version < TORCH_SINCE or name == LESS_POWER) else REACHED[kind]
     if version < FLASH_2_SINCE:
-        reached = replace(reached, attention=reached.attention / 2)
+        reached = replace(reached, attention=reached.attention / 2, step=reached.step / 2)
     return Costs(gpu, reached, links or gpu.links, per_node, jobs)
 
 

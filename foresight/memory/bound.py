@@ -1,7 +1,7 @@
 """A bound for the bytes of one rank, from its run's options alone: what it holds, gathers and keeps for backward.
 
-State is exact. Beside it stand what is gathered at once, what blocks keep, and logits. A simulation (foresight/simulate/) says what
-a run needs, and this says which runs are worth one.
+State is exact. Beside it stand what is gathered at once, what blocks keep, and logits. A simulation (foresight/simulate/) says
+what a run needs, and this says which runs are worth one.
 """
 
 from __future__ import annotations
@@ -291,9 +291,8 @@ def _chunks(run: Run, config: Any) -> Held:
 
 
 # By the names of recipes/__init__.py, `memory`.
-HOLDERS: dict[str, Callable[[Run, Any], Held]] = {
-    **dict.fromkeys(("replicas", "matrices", "stages"), _whole),
-    **{"rows": _rows, "flat": _flat, "owners": _owners, "plugin": _plugin, "chunks": _chunks},
+HOLDERS: dict[str, Callable[[Run, Any], Held]] = dict.fromkeys(("replicas", "matrices", "stages"), _whole) | {
+    "rows": _rows, "flat": _flat, "owners": _owners, "plugin": _plugin, "chunks": _chunks,
     "mesh": lambda run, c: (_rows if run.split_size > 1 and c.data_parallel == "fsdp" else _whole)(run, c),
     "strategy": lambda run, c: (_rows if c.strategy == "fully_shard" else _whole)(run, c),
-}
+}  # fmt: skip

@@ -121,7 +121,7 @@ def _launched(calls: Sequence[Call]) -> Iterator[Call]:
         if call.kind == "capture" and call.name == "begins":
             captured = []
         elif call.kind == "capture":
-            # What was captured on this stream runs on the one of the launch.
+            # Work of this stream runs on the one of the launch.
             graphs[call.sizes[0]], captured = (call.stream, captured or []), None
         elif call.kind == "graph":
             stream, work = graphs[call.sizes[0]]

@@ -57,13 +57,11 @@ class Replay:
         self._ends = [[s.end for s in segments] for segments in self.segments]
         # Transfers that were under way before the wait for them come behind all segments.
         hidden = [wait for wait in self.waits.values() if wait.hidden_s]
-        seconds_of: dict[tuple[str, int], list[float]] = defaultdict(list)
-        for wait in self.waits.values():
-            seconds_of[wait.kind].append(wait.transfer_s)
+        waits = self.waits.values()
         # Fewer bytes take no longer.
         least_s = {
-            (name, nbytes): min(min(s) for (other, n), s in seconds_of.items() if other == name and n >= nbytes)
-            for name, nbytes in seconds_of
+            (name, n): min(w.transfer_s for w in waits if w.kind[0] == name and w.kind[1] >= n)
+            for name, n in {w.kind for w in waits}
         }
         places = {id(wait): sum(map(len, self.segments)) + i for i, wait in enumerate(hidden)}
         for rank, segments in enumerate(self.segments):

@@ -192,8 +192,7 @@ def main(out: Path) -> int:
     wrong = problems(nodes)
     if world.is_main:
         show(nodes, rate)
-        lines = [f"warning: {line}" for line in [*wrong, *slow_ones(nodes)]]
-        print("\n".join(lines) or "nothing stands out", flush=True)
+        print("\n".join(f"warning: {line}" for line in [*wrong, *slow_ones(nodes)]) or "nothing stands out", flush=True)
     return 1 if wrong else 0
 
 

@@ -1,4 +1,4 @@
-"""One rank of a run, which slows itself down as benchmarks/foresight/verdicts.py asks: its reader, its exchanges or its disk."""
+"""One rank of a run that slows itself down as benchmarks/foresight/verdicts.py asks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ class SlowHandle:
 
 
 def slow_down(how: Mapping[str, float]) -> None:
-    """Slow this rank down. how: seconds for each batch, exchange or wait for files; or pinned, to the processor of its number."""
+    """Slow this rank down: its reader, its exchanges, its files, or all of it on one processor.
+
+    how: seconds for each batch, exchange or wait for files, or whether it is pinned to the processor of its number.
+    """
     if seconds := how.get("read_s"):
         setattr(Batches, "batch", delayed(Batches.batch, seconds))  # noqa: B010
     if seconds := how.get("link_s"):

@@ -46,7 +46,7 @@ def test_work_gets_what_its_operation_computes_and_touches():
     assert (copied.nbytes, copied.stream, copied.at) == (4096, 5, pytest.approx(12 / 13))
 
 
-def test_a_cuda_graph_launches_what_it_captured_on_the_stream_of_its_launch():
+def test_a_cuda_graph_runs_what_it_captured_on_the_stream_of_its_launch():
     captured = [
         ("capture", "begins", 5),
         ("operation", "", 0),
@@ -61,7 +61,7 @@ def test_a_cuda_graph_launches_what_it_captured_on_the_stream_of_its_launch():
     work = recorded_step([*before, *alone, *calls(launch, launch)])
     assert [(each.kind, each.stream, each.nbytes) for each in work] == 2 * [("product", 0, 700), ("kernel", 6, None)]
     assert [each.at for each in work] == pytest.approx([1 / 3, 1 / 3, 2 / 3, 2 / 3])
-    # What is captured within the step runs at its launches alone.
+    # A graph that is captured within the step runs at its launches alone.
     assert len(recorded_step(calls(*captured, launch))) == 2
 
 

@@ -70,10 +70,11 @@ class Replay:
                 if s.waits:
                     wait = self.waits[rank, s.begin]
                     needs = (places[id(wait)],) if wait.hidden_s else self._needs(wait)
-                    of_transfer = {"ranks": frozenset(wait.begun), "least_s": least_s[wait.kind]}
-                    self.pieces.append(
-                        TracedPiece(TRANSFER, rank, wait.transfer_s, needs, s.micro_batch, **of_transfer)
+                    ranks, least = frozenset(wait.begun), least_s[wait.kind]
+                    work = TracedPiece(
+                        TRANSFER, rank, wait.transfer_s, needs, s.micro_batch, ranks=ranks, least_s=least
                     )
+                    self.pieces.append(work)
                 elif s.part == "data" and data_wait_s:
                     self.pieces.append(TracedPiece("data", rank, data_wait_s[rank] * self.n_steps / n_data))
                 else:

@@ -8,6 +8,7 @@ Each run with a cause stands between two without it. A row is written when it is
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.foresight.programs.slowed import MODULE
 from benchmarks.measurement import collect, print_written, tell
 from benchmarks.quiet import QuietOptions, taken_since
-from gptscale.common.errors import ConfigError, GptscaleError
+from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError
 from gptscale.common.measure.contention import MachineClock
 from gptscale.common.measure.limits import TAKEN_MAX
 from gptscale.common.process.fork_server import die_with_parent
@@ -183,6 +184,7 @@ def rows(options: VerdictOptions) -> Iterator[dict[str, Any]]:
                 "wrong": said != case.word and said in words,
             }
             row |= {"step_s": slow.verdict.step_s, "spread": slow.verdict.spread, "foreign": slow.foreign}
+            row |= dict.fromkeys(("promised_s", "cured_s", "apart", "promised_gain", "gain"), math.nan)
             sized = next((cause for cause in slow.verdict.causes if cause.name == case.word), None)
             if cured and sized:
                 remedied_s = slow.verdict.remedied_s if said == case.word else None
@@ -238,6 +240,8 @@ def run(setting: Setting) -> Ran:
         with _programs_beside(setting.beside), Path(out, "log").open("w") as log, _printing_to(log):
             status = launch(program, setting.nproc, environment=environment, fork=False)
         foreign = taken_since(clock)
+        if status in (INTERRUPTED_EXIT_STATUS, PREEMPTED_EXIT_STATUS):
+            raise KeyboardInterrupt
         if status:
             raise GptscaleError(Path(out, "log").read_text()[-300:], "in its run", "see gptscale doctor")
         verdict = judge_run(Path(out, "runs", "run"))

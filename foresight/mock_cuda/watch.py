@@ -377,7 +377,7 @@ class ProgramWatch:
             self.end()
 
     def _capture_begins(self, begin: Callable[..., None], *args: Any, **options: Any) -> None:
-        """Record what a CUDA graph captures, which its launches stand for."""
+        """Record what a CUDA graph captures. Each of its launches runs that."""
         begin(*args, **options)
         self.capturing = not self.recording and self.recorder.begin()
 

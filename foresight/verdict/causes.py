@@ -63,7 +63,7 @@ class Steps:
         self.fixed = self.host | measured if self.shares["host"] >= HOST_MIN else self.host
 
     def left_s(self, factor: Factor = lambda piece: 1.0, *, ranks_wait: bool = True) -> float:
-        """Return the traced step with one cause removed, whose cost is what it would be if others took no processor."""
+        """Return the seconds of a traced step without one cause. What other programs add to that cause is left in."""
         contended = self.taken is not None and self.taken > TAKEN_MAX and not self.facts.cuda
         alone = with_processors(self.replay) if contended else without("")
         removed_s = self.replay.step_s(lambda piece: factor(piece) * alone(piece), ranks_wait=ranks_wait)

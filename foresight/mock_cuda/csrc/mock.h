@@ -44,7 +44,7 @@ void unmap_shared(void *address, size_t bytes);
 /* A number for something that the program only passes on: a stream, an event, a handle. */
 uintptr_t new_handle(void);
 /* Note what would have run: kinds are kernel, product, copy, set, collective, graph. Up to four sizes belong to it. */
-extern int captures; /* whether a CUDA graph is being captured */
+extern unsigned long long capturing; /* the number of the CUDA graph that is being captured, or 0 */
 extern __thread int after_collective; /* whether this thread has noted nothing since a collective */
 void note(const char *kind, const void *stream, const char *name, uint64_t a, uint64_t b, uint64_t c, uint64_t d);
 /* Say once on stderr which call the mock lacks, and return the error. */

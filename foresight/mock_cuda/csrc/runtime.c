@@ -170,7 +170,7 @@ API int cudaMemset(void *address, int value, size_t bytes) { return cudaMemsetAs
 
 /* ---- streams, events, graphs ---- */
 
-static struct { void *stream; unsigned long long id; } capture;
+static void *capture_stream;
 
 API int cudaStreamCreateWithPriority(void **stream, unsigned flags, int priority) { *stream = (void *)new_handle(); return SUCCESS; }
 API int cudaStreamCreateWithFlags(void **stream, unsigned flags) { *stream = (void *)new_handle(); return SUCCESS; }
@@ -182,10 +182,10 @@ API int cudaStreamSynchronize(void *stream) { note("sync", stream, "stream", 0, 
 API int cudaStreamWaitEvent(void *stream, void *event, unsigned flags) { note("wait", stream, "event", (uintptr_t)event, 0, 0, 0); return SUCCESS; }
 API int cudaStreamAddCallback(void *stream, void (*call)(void *, int, void *), void *data, unsigned flags) { call(stream, SUCCESS, data); return SUCCESS; }
 API int cudaLaunchHostFunc(void *stream, void (*call)(void *), void *data) { call(data); return SUCCESS; }
-API int cudaStreamIsCapturing(void *stream, int *status) { *status = capture.id && capture.stream == stream; return SUCCESS; }
+API int cudaStreamIsCapturing(void *stream, int *status) { *status = capturing && capture_stream == stream; return SUCCESS; }
 API int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph, const void ***dependencies, const void **edges, size_t *count) {
     cudaStreamIsCapturing(stream, status);
-    if (id) *id = *status ? capture.id : 0;
+    if (id) *id = *status ? capturing : 0;
     if (graph) *graph = (void *)0x8;
     if (dependencies) *dependencies = NULL;
     if (edges) *edges = NULL;
@@ -196,14 +196,14 @@ API int cudaStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long lon
     return cudaStreamGetCaptureInfo(stream, status, id, graph, dependencies, NULL, count);
 }
 API int cudaStreamBeginCapture(void *stream, int mode) {
-    capture.stream = stream, capture.id = new_handle(), captures = 1;
+    capture_stream = stream, capturing = new_handle();
     note("capture", stream, "begins", 0, 0, 0, 0);
     return SUCCESS;
 }
 API int cudaStreamEndCapture(void *stream, void **graph) {
     *graph = (void *)new_handle();
     note("capture", stream, "ends", (uintptr_t)*graph, 0, 0, 0);
-    capture.id = 0, captures = 0;
+    capturing = 0;
     return SUCCESS;
 }
 API int cudaThreadExchangeStreamCaptureMode(int *mode) { return SUCCESS; }

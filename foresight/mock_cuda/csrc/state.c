@@ -186,7 +186,7 @@ API void mock_watch_allocator(void) {
 static FILE *list;
 static char list_path[4096];
 static int listens = 0;
-int captures = 0;
+unsigned long long capturing = 0;
 __thread int after_collective = 0;
 
 static double seconds(void) {
@@ -222,7 +222,7 @@ API void mock_listen(void) { listens = 1; }
 
 void note(const char *kind, const void *stream, const char *name, uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
     after_collective = !strcmp(kind, "collective");
-    if (!listens && !captures) return;
+    if (!listens && !capturing) return;
     pthread_mutex_lock(&lock);
     if (!list && *list_path) list = fopen(list_path, "w");
     if (list)

@@ -266,12 +266,12 @@ class VisionRecord(RunRecord):
         config, data, world = self.ready.config, self.ready.data, self.ready.world
         return {name: getattr(config, name) for name in OPTION_COLUMNS} | {
             "run_id": self.run_id, "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "n_params": self.n_params, "data": data.name, "n_train": len(data.train), "n_test": len(data.test),
-            "image_size": data.side, "strategy": strategy_of(config, world), "backend": backend_of(config, world),
+            "n_params": self.n_params, "data": data.name, "data_fingerprint": data.fingerprint,
+            "n_train": len(data.train), "n_test": len(data.test), "image_size": data.side,
+            "strategy": strategy_of(config, world), "backend": backend_of(config, world),
             "loss_scale": config.resolved_loss_scale, "world_size": world.world_size, "steps": self.ready.steps,
             "device": device_name(world.device), "threads": torch.get_num_threads(), "host": host_name(),
-            "torch_version": torch.__version__, "git_commit": git_commit(),
-            "workload_hash": workload_hash(self.ready.work),
+            "torch_version": torch.__version__, "git_commit": git_commit(), "workload_hash": workload_hash(self.ready.work),
         }  # fmt: skip
 
     def run_json(self) -> dict[str, Any]:

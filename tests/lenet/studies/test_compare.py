@@ -46,11 +46,13 @@ def test_repeats_are_one_line_and_the_best_accuracy_is_first(folder):
 
 def test_other_work_and_failed_runs_are_said_and_not_ranked(folder):
     left(folder, "longer", epochs=3, test_accuracy=0.99)
+    left(folder, "other images", data_fingerprint="b", test_accuracy=0.99)
     left(folder, "no repeat", momentum=0.0)
     left(folder, "broken", status="failed", error="loss nan", test_accuracy=0.0)
     comparison = compare(load([folder]))
     assert sorted(len(rows) for rows in comparison.ranked.values()) == [1, 2, 2]
     assert any("epochs 3 (ranked: 2)" in note for note in comparison.notes)
+    assert any("data_fingerprint b (ranked: )" in note for note in comparison.notes)
     assert any("broken: failed, loss nan" in note for note in comparison.notes)
 
 

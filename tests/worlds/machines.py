@@ -145,7 +145,9 @@ def suspend(ranks: Sequence[psutil.Process]) -> None:
 def _stands(rank: psutil.Process) -> bool:
     """Return whether all threads of a process stand. One that does not yet would take the next signal."""
     with suppress(psutil.NoSuchProcess, FileNotFoundError):
-        return all(") T " in path.read_text() for path in Path(f"/proc/{rank.pid}/task").glob("*/stat"))
+        threads = [path.read_text() for path in Path(f"/proc/{rank.pid}/task").glob("*/stat")]
+        # One that has ended has none.
+        return bool(threads) and all(") T " in thread for thread in threads)
     return False
 
 

@@ -6,9 +6,8 @@ Nothing in it is ever overwritten. A new measurement is added beside the old one
 from __future__ import annotations
 
 import datetime
-import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from gptscale.common.errors import ConfigError, DataError
 from gptscale.common.process.mock import is_mock
 from gptscale.common.settings.user_file import read_json
 from gptscale.ops.build.cache import root
-from gptscale.results.record.files import locked, replace_file
+from gptscale.results.record.files import locked, write_json
 
 FORMAT_VERSION = 2
 # More than a hundred thousand measurements.
@@ -122,8 +121,15 @@ def add(path: Path, measured: MeasuredMachine) -> list[MeasuredMachine]:
         if earlier is None:
             machines.append(earlier := MeasuredMachine(measured.machine))
         earlier.operations += [timed._replace(date=timed.date or today) for timed in measured.operations]
-        replace_file(path, _text(machines).encode())
+        content = [m.machine._asdict() | {"operations": [*map(_cells, m.operations)]} for m in machines]
+        write_json(path, {"format": FORMAT_VERSION, "machines": content})
     return machines
+
+
+def _cells(timed: TimedOperation) -> dict[str, Any]:
+    cells = timed.operation._asdict() | timed._asdict()
+    del cells["operation"]
+    return cells
 
 
 def _machine(entry: Any) -> MeasuredMachine:
@@ -146,13 +152,3 @@ def _finite(figure: Any, name: str, least: float) -> float:
     if not least <= float(figure) < math.inf:
         raise ValueError(f"{figure} {name}")
     return float(figure)
-
-
-def _text(machines: Iterable[MeasuredMachine]) -> str:
-    """Return the file's text, with a line for each measurement."""
-    parts = []
-    for m in machines:
-        timed = [t.operation._asdict() | t._asdict() for t in m.operations]
-        lines = ",".join(f"\n   {json.dumps({n: v for n, v in cells.items() if n != 'operation'})}" for cells in timed)
-        parts.append(f'\n {json.dumps(m.machine._asdict())[:-1]},\n  "operations": [{lines}]}}')
-    return f'{{"format": {FORMAT_VERSION}, "machines": [{",".join(parts)}\n]}}\n'

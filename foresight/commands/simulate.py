@@ -6,7 +6,6 @@ Behind `--` stands a program of the user's own, and before it the options of Pro
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,11 +21,9 @@ from gptscale.common.measure.gpus import GIB, SIMULATED
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import OptionNeed, check_ranges
 from gptscale.common.settings.run_config import KEPT, RunConfig
-from gptscale.foresight.memory.report import RankMemory
-from gptscale.foresight.mock_cuda.devices import device_named
+from gptscale.foresight.mock_cuda.devices import device_named, ranks_named
 from gptscale.launchers.run.options import default_recipe_config, parse_launch, take_recipe
 from gptscale.recipes import get, names_with
-from gptscale.results.record.files import export
 from gptscale.results.render import console
 
 if TYPE_CHECKING:
@@ -90,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
     if config.device == "cpu":
         raise ConfigError("ranks on CPUs are not simulated", "in --device cpu", "leave it out: no GPU is needed")
     ranks = ranks_of(recipe, config, options)
-    from gptscale.foresight.simulate.answer import as_json, print_memory, print_times, print_verdict, times_of
+    from gptscale.foresight.simulate.answer import print_memory, print_times, print_verdict, save, times_of
     from gptscale.foresight.simulate.simulation import simulate
 
     world: dict[str, Any] = {"device": options.device_kind, "world_size": options.nproc}
@@ -101,14 +98,18 @@ def main(argv: Sequence[str]) -> int:
             simulations.append(simulate(recipe, config, recipe_config, rank=rank, **world))
     memories = [simulation.memory(options.host_capacity()) for simulation in simulations]
     times = times_of(simulations, options.device_kind, options.gpus_per_node)
-    each = [*zip(simulations, memories, strict=True)]
-    for simulation, memory in each:
+    for simulation, memory in zip(simulations, memories, strict=True):
         title = f"{recipe}, rank {memory.rank} of {options.nproc}, on {simulation.facts['device']}"
         print_memory(simulation, memory, title)
         print_verdict(memory, min(options.gpus_per_node, options.nproc))
     print_times(times)
     if options.save is not None:
-        _save(recipe, config, options, memories, [as_json(*pair, times) for pair in each])
+        options.save.mkdir(parents=True, exist_ok=True)
+        about = {"recipe": recipe, "world_size": options.nproc}
+        about["options"] = {f.name: str(getattr(config, f.name)) for f in dataclasses.fields(config)}
+        title = f"{recipe}, {config.model}, {options.nproc} x {options.device_kind}: memory over one step, by owner"
+        files = options.save / "simulation.json", options.save / "simulation.png"
+        save(about, simulations, memories, times, title, *files)
     if too_large := next((memory for memory in memories if memory.is_too_large), None):
         simulated = partial(simulate, rank=too_large.rank, **world)
         print(_advice(recipe, config, recipe_config, options, simulated), file=sys.stderr)
@@ -117,8 +118,6 @@ def main(argv: Sequence[str]) -> int:
 
 def ranks_of(recipe: str, config: RunConfig, options: SimulateOptions) -> list[int]:
     """Return the ranks that --rank names, or raise ConfigError for one that the world does not have."""
-    if options.rank == "last":
-        return [options.nproc - 1]
     if options.rank == "stages":
         if "pp" not in get(recipe).axes:
             fix = f"name ranks, or use {names_with(lambda row: 'pp' in row.axes)}"
@@ -126,11 +125,8 @@ def ranks_of(recipe: str, config: RunConfig, options: SimulateOptions) -> list[i
         from gptscale.launchers.run.preflight import mesh_of
 
         return mesh_of(recipe, config, options.nproc).ranks("pp")
-    words = [word.strip() for word in options.rank.split(",")]
-    if not all(word.isdecimal() and int(word) < options.nproc for word in words):
-        fix = f"use numbers from 0 to {options.nproc - 1}, last, or stages"
-        raise ConfigError(f"no such rank: {options.rank[:40]!r}", "in --rank", fix)
-    return [int(word) for word in words]
+    words = ranks_named(options.rank, options.nproc, "stages")
+    return [options.nproc - 1 if word == "last" else int(word) for word in words]
 
 
 def _advice(
@@ -150,26 +146,6 @@ def _advice(
     return f"does not fit with any of: {'; '.join(tried)}"
 
 
-def _save(
-    recipe: str, config: RunConfig, options: SimulateOptions, memories: Sequence[RankMemory], ranks: Sequence[Any]
-) -> None:
-    from gptscale.foresight.simulate.answer import save_picture
-
-    folder = options.save
-    assert folder is not None
-    folder.mkdir(parents=True, exist_ok=True)
-    facts = {
-        "recipe": recipe,
-        "world_size": options.nproc,
-        "options": {f.name: str(getattr(config, f.name)) for f in dataclasses.fields(config)},
-        "ranks": ranks,
-    }
-    export(folder / "simulation.json", f"{json.dumps(facts, indent=1)}\n".encode())
-    title = f"{recipe}, {config.model}, {options.nproc} x {options.device_kind}: memory over one step, by owner"
-    save_picture(memories, title, folder / "simulation.png")
-    print(f"files    {folder / 'simulation.json'}, {folder / 'simulation.png'}")
-
-
 # Strategies that hold less on each device, in turn. A world of one has nothing to split, but a host beside it.
 SPLITS = ("fsdp", "zero_offload")
 # How many of the remedies are worth a simulation each.
@@ -184,17 +160,14 @@ def remedies(
     The global batch stays as it is: a smaller micro-batch is made up for by accumulation.
     """
     less = dataclasses.replace
-    full = {"activation_checkpointing": "full"}
-    small = {"micro_batch_size": 1, "grad_accum_steps": None}
-    can_recompute = config.activation_checkpointing != "full"
-    can_cut = config.micro_batch_size != 1
-    if can_recompute:
-        yield "--activation-checkpointing full", recipe, less(config, **full), recipe_config
-    if can_cut:
-        yield "--micro-batch-size 1", recipe, less(config, **small), recipe_config
+    full: dict[str, Any] = {"activation_checkpointing": "full"}
+    small: dict[str, Any] = {"micro_batch_size": 1, "grad_accum_steps": None}
+    ways = {"--activation-checkpointing full": full} if config.activation_checkpointing != "full" else {}
+    ways |= {"--micro-batch-size 1": small} if config.micro_batch_size != 1 else {}
+    ways |= {" ".join(ways): {**full, **small}} if len(ways) == 2 else {}
+    for words, changes in ways.items():
+        yield words, recipe, less(config, **changes), recipe_config
     smallest = less(config, **full, **small)
-    if can_recompute and can_cut:
-        yield "--activation-checkpointing full --micro-batch-size 1", recipe, smallest, recipe_config
     for other in SPLITS:
         if other == recipe or (nproc == 1 and other == "fsdp") or "dp" not in (get(recipe).axes or ("dp",)):
             continue

@@ -57,7 +57,11 @@ def enumerate_runs(
             if group:
                 groups.append(group)
         if len(groups) == before:
-            left_out[name] = why or _no_mesh(row, cluster)
+            alone, wide = (
+                f"it is one process, not {cluster.ranks}",
+                f"its tensor ranks would span nodes of {cluster.per_node}",
+            )
+            left_out[name] = why or {(): alone, ("tp",): wide}.get(row.axes, "no option of it fits")
     return groups, left_out
 
 
@@ -84,13 +88,6 @@ def _requests(
                 batch: dict[str, Any] = {"micro_batch_size": 2**exponent, "grad_accum_steps": None}
                 for own in options:
                     yield dataclasses.replace(config, **sizes, **batch), own
-
-
-def _no_mesh(row: Recipe, cluster: Cluster) -> str:
-    """Return why a recipe may have no mesh on a cluster."""
-    if not row.axes:
-        return f"it is one process, not {cluster.ranks}"
-    return f"its tensor ranks would span nodes of {cluster.per_node}" if row.axes == ("tp",) else "no option of it fits"
 
 
 def _meshes(cluster: Cluster, axes: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from gptscale.foresight.prove.causes import CAUSES, finding
 from gptscale.foresight.prove.compare import LATER, Proof
+from gptscale.foresight.prove.program import RESHAPED
 from gptscale.results.render import console, table
 
 
@@ -21,6 +22,7 @@ def answer(comparison: Proof) -> dict[str, Any]:
         "dropout was left out of both programs": c.reference.by_kind["dropout"] or c.candidate.by_kind["dropout"],
         "the programs name CUDA: the CPU took its place, and nothing was compiled": c.candidate.without_cuda,
         "losses are shown otherwise: gradients agree all the same": not first and c.worst["loss"] > c.tolerance,
+        RESHAPED: first and c.candidate.by_kind["reshaped"],
         f"compared as {c.precision}, whose rounding hides small faults: compare in fp32 too": c.tolerance > 1e-3,
     }
     facts = {"right": not first, "ranks": c.candidate.world, "steps": c.steps, "tolerance": c.tolerance}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,7 +95,8 @@ def _gradient(c: Proof, d: Difference, own: Whole, true: Whole) -> Iterator[Find
                 yield "late clear", "with that of the step before added to it"
     k = factor(own.values, true.values)
     if k is not None:
-        passes = sum(fact["step"] == d.step and not fact["rank"] for fact in c.candidate.by_kind["loss"])
+        # In a pipeline the last stage alone has losses.
+        passes = max(Counter(f["rank"] for f in c.candidate.by_kind["loss"] if f["step"] == d.step).values(), default=0)
         losses, loss = c.losses(c.candidate, d.step), sum(c.losses(c.reference, d.step).values())
         larger = sum(losses.values()) / len(losses) / loss if losses and loss else 1.0
         named = {

@@ -42,6 +42,8 @@ NAMES_CUDA = re.compile(r"cuda|nccl|nvidia|gpu", re.IGNORECASE)
 # Where torchrun begins to say that a rank has failed, and what torch puts before a rank's lines.
 TORCHRUN = re.compile(r"^[EW]\d{4} .*torch/distributed/elastic", re.MULTILINE)
 RANK = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
+# Said of a candidate that fails or is wrong.
+RESHAPED = "the reference's samples have another shape than its own: if its loader cuts them, add --own-data"
 # When a rank is through, the others have this long, or as long as it took.
 BEHIND_S = 30.0
 
@@ -171,4 +173,6 @@ def _why(recording: Recording, task: ProveTask, status: int | None, text: str) -
         what, fix = "it ended without a backward pass", "name a program that trains with torch"
     elif not most:
         what, fix = "it ended without a step of an optimizer of torch", "derive yours from torch.optim.Optimizer"
+    if recording.by_kind["reshaped"]:
+        fix += f"; {RESHAPED}"
     return processes.ProgramError(what, fix, tail)

@@ -16,6 +16,7 @@ import mmap
 import os
 import sys
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ TASK = "GPTSCALE_SIMULATED_PROGRAM"
 parts = importlib.import_module(f"{__name__.removesuffix('rider')}parts")
 wrap = importlib.import_module(f"{__name__.removesuffix('rider')}no_cuda").wrap
 # How long a rank waits for the others to say which samples they read.
-PEERS_S = 60.0
+PEERS_S = 30.0
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 LIBRARIES = ("site-packages", "dist-packages", os.path.dirname(torch.__file__), "gptscale_", "<")
 LINE = "_gptscale_line"
@@ -114,6 +115,8 @@ class Rider:
     def __init__(self) -> None:
         self._notes: Notes | None = None
         self.depth = self.in_step = self.in_backward = self.in_clip = 0
+        # All modules that were made, and those of a model that were called first: it itself, or a part of it.
+        self.made: list[weakref.ref[nn.Module]] = []
         self.roots: list[nn.Module] = []
         self.modules: set[int] = set()
         # The model that has a weight of a name.
@@ -182,6 +185,7 @@ class Rider:
         while frame is not None and any(word in frame.f_code.co_filename for word in LIBRARIES):
             frame = frame.f_back
         module.__dict__.setdefault(LINE, frame and f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        self.made.append(weakref.ref(module))
 
     def _enter(self, module: nn.Module, inputs: Any) -> None:
         if torch.compiler.is_compiling():
@@ -200,13 +204,24 @@ class Rider:
         if not torch.compiler.is_compiling():
             self.depth -= 1
 
-    def _meet(self, root: nn.Module) -> None:
+    def _whole(self, module: nn.Module) -> nn.Module:
+        """Return the outermost module that a module is a part of: a program may call the parts of a model itself."""
+        live = (holder for ref in self.made if (holder := ref()) is not None)
+        holders = {id(part): holder for holder in live for part in holder._modules.values()}
+        whole = module
+        while (holder := holders.pop(id(whole), None)) is not None:
+            whole = holder
+        # Where its other parts are on the meta device, this one is all that is trained.
+        return module if any(weight.is_meta for weight in whole.parameters()) else whole
+
+    def _meet(self, called: nn.Module) -> None:
         """Learn the weights of a model that runs for the first time, note them, and give it those of the reference."""
+        root = self._whole(called)
         self.modules |= {id(module) for module in root.modules()}
         # One on the meta device is only tried, by a launcher for example.
         if next(root.parameters(), None) is None or any(weight.is_meta for weight in root.parameters()):
             return
-        self.roots.append(root)
+        self.roots.append(called)
         self.notes.add("model", world=self.world)
         lines = {parts.clean(f"{path}."): module.__dict__.get(LINE) for path, module in root.named_modules()}
         with torch.no_grad():
@@ -394,7 +409,9 @@ class Rider:
         """
         files = [self.folder / f"reads.{loader.number}.{rank}" for rank in range(self.world)]
         mark = mark_of(own)
-        if [*self.folder.glob(f"late.{loader.number}.*")]:
+        # A stage may read its first batch when the one before has sent. Then it reads what another has read.
+        read = {file.read_text() for file in files if file.exists()}
+        if [*self.folder.glob(f"late.{loader.number}.*")] and mark not in read:
             what = f"rank {self.rank} read its first batch {PEERS_S:g} s after the others"
             refuse(what, "run it on a calmer machine, or let both read their own, with --own-data")
         self._leave_word(files[self.rank].name, mark)
@@ -423,6 +440,8 @@ class Rider:
         if len({tuple(t.shape[1:] for t in tensors) for tensors in taken}) != 1 or len(own) != len(taken[0]):
             refuse("the batches of the two programs are unlike in form", "let both read their own, with --own-data")
         given = {id(old): torch.cat(new).to(old.dtype) for old, *new in zip(own, *taken, strict=True)}
+        if any(given[id(old)].shape != old.shape for old in own):
+            self.notes.add("reshaped")
         return mapped(batch, lambda leaf: given.get(id(leaf), leaf))
 
 

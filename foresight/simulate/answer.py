@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -100,6 +101,15 @@ def _s(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
-def save_picture(memories: Sequence[RankMemory], title: str, path: Path) -> None:
-    """Draw the memory of ranks over their last step, by owner."""
-    export(path, picture_bytes(draw(memories, title), path.suffix[1:] or "png"))
+def save(
+    about: Mapping[str, Any], simulations: Sequence[Simulation], memories: Sequence[RankMemory],
+    times: Mapping[int, PricedStep], title: str, figures: Path | None, picture: Path | None,
+) -> None:  # fmt: skip
+    """Write all figures of ranks as JSON, and a picture of their memory over their last step, by owner, and name the files."""
+    ranks = [s.facts | as_json(s, memory, times) for s, memory in zip(simulations, memories, strict=True)]
+    if figures is not None:
+        export(figures, f"{json.dumps({**about, 'ranks': ranks}, indent=1)}\n".encode())
+    if picture is not None:
+        export(picture, picture_bytes(draw(memories, title), picture.suffix[1:] or "png"))
+    for path in filter(None, (picture, figures)):
+        print(f"file     {path}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -19,12 +18,11 @@ from gptscale.common.measure.gpus import GIB, SIMULATED
 from gptscale.common.settings.checks import check_output_file, check_ranges
 from gptscale.common.settings.command_line import parse
 from gptscale.foresight.memory.report import RankMemory
-from gptscale.foresight.mock_cuda.devices import device_named
+from gptscale.foresight.mock_cuda.devices import device_named, ranks_named
 from gptscale.foresight.mock_cuda.watch import GRADIENT, PARAMETER, STATE
-from gptscale.foresight.simulate.answer import as_json, print_memory, print_times, print_verdict, save_picture, times_of
+from gptscale.foresight.simulate.answer import print_memory, print_times, print_verdict, save, times_of
 from gptscale.foresight.simulate.processes import ProgramError, print_error
 from gptscale.foresight.simulate.program import ProgramTask, Simulation, run_program
-from gptscale.results.record.files import export
 from gptscale.results.render import console
 
 OOM_EXIT_STATUS = 7
@@ -77,14 +75,11 @@ class ProgramOptions:
         check_output_file(self.json, "--json", "cannot be written")
         check_output_file(self.png, "--png", "cannot be written")
         device_named(self.device_kind)
-        for rank in self.ranks():
-            if rank != "last" and not (rank.isdecimal() and int(rank) < (self.world or 2**16)):
-                fix = f"use numbers from 0 {f'to {self.world - 1}' if self.world else 'on'}, last, or all-stages"
-                raise ConfigError(f"no such rank: {rank[:40]!r}", "in --rank", fix)
+        self.ranks()
 
     def ranks(self) -> list[str]:
         """Return the words for the ranks. All stages begin with the first."""
-        return ["0"] if self.rank == ALL_STAGES else [word.strip() for word in self.rank.split(",")]
+        return ["0"] if self.rank == ALL_STAGES else ranks_named(self.rank, self.world, ALL_STAGES)
 
     def simulate(
         self, command: Sequence[str], rank: str, folder: Path | None = None, inbox: Path | None = None
@@ -121,15 +116,9 @@ def simulate_program(words: Sequence[str], command: Sequence[str]) -> int:
         return print_error(error)
     times = times_of(simulations, options.device_kind, options.gpus_per_node)
     print_times(times)
-    title = f"{' '.join(Path(word).name for word in command)[:40]} on {options.device_kind}"
-    if options.png is not None:
-        save_picture(memories, f"{title}: memory over the last step, by owner", options.png)
-    if options.json is not None:
-        ranks = [each[0].facts | as_json(*each, times) for each in zip(simulations, memories, strict=True)]
-        text = json.dumps({"command": list(command), "as": options.device_kind, "ranks": ranks}, indent=1)
-        export(options.json, f"{text}\n".encode())
-    for path in filter(None, (options.png, options.json)):
-        print(f"file     {path}")
+    title = f"{' '.join(Path(word).name for word in command)[:40]} on {options.device_kind}: memory over the last step, by owner"
+    about = {"command": list(command), "as": options.device_kind}
+    save(about, simulations, memories, times, title, options.json, options.png)
     if too_large := next((memory for memory in memories if memory.is_too_large), None):
         print(_advice(too_large), file=sys.stderr)
     return OOM_EXIT_STATUS if too_large else 0

@@ -9,8 +9,10 @@ import pytest
 from transformers import LlamaConfig
 
 from benchmarks.foresight.prove import ALSO, CAUSES, Forks
+from gptscale.foresight.prove.answer import answer
 from gptscale.foresight.prove.causes import alike, factor, finding, words
 from gptscale.foresight.prove.compare import HeldPart, Proof, Whole
+from gptscale.foresight.prove.program import RESHAPED
 from gptscale.launchers.cli import main
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -53,6 +55,7 @@ def compared(forks):
         ("fabric", "--seed 1 --freeze"),
         ("tensor", "--accumulate 2"),
         ("pipeline", "--tie"),
+        ("pipeline", "--accumulate 2 --tie"),
         ("ddp", "--pad"),
         ("ddp", "--bf16"),
         ("zero2", "--clip 0.5"),
@@ -86,6 +89,7 @@ def test_a_right_program_is_called_right(compared, engine, words):
         ("norm-omits", "ddp", "--clip 0.05"),
         ("tied", "pipeline", "--tie"),
         ("accumulation", "accelerate", "--accumulate 2"),
+        ("accumulation", "pipeline", "--accumulate 2 --tie"),
         ("late-clear", "fabric", ""),
         ("stale", "plain", ""),
         ("same-batch", "ddp", ""),
@@ -105,6 +109,11 @@ def test_a_planted_bug_is_found_and_named(compared, bug, engine, words):
     comparison = compared(engine, words, bug)
     assert comparison.differences
     assert finding(comparison, comparison.differences[0])[0] in (CAUSES.get(bug, bug), ALSO.get(bug))
+
+
+@pytest.mark.slow
+def test_a_loader_that_cuts_sequences_is_told_of_own_data(compared):
+    assert RESHAPED in answer(compared("cut"))["notes"]
 
 
 @pytest.mark.slow

@@ -204,8 +204,10 @@ def train(args):
     if args.device == "cuda":
         print(torch.cuda.get_device_properties(0).name, torch.cuda.get_device_capability())
         divisor *= world if args.engine == "fsdp2" else 1
+    if args.engine == "cut":
+        dataset = TensorDataset(*(tensor.chunk(world, 1)[dist.get_rank()] for tensor in dataset.tensors))
     model = wrapped(args, model.to(args.device))
-    data_world = world if args.engine not in ("tensor", "pipeline") and args.bug != "same-batch" else 1
+    data_world = world if args.engine not in ("tensor", "cut") and args.bug != "same-batch" else 1
     sampler = DistributedSampler(dataset, data_world, dist.get_rank() % data_world, seed=1) if data_world > 1 else None
     loader = DataLoader(dataset, args.batch, sampler=sampler)
     optimizers = optimizers_of(args, model)
@@ -355,23 +357,25 @@ def lightning(args):
 
 
 def pipeline(args):
-    """Two stages by hand: the table of the first and the tied head of the second are one weight."""
+    """Two stages by hand: the table of the first and the tied head of the second are one weight. It begins otherwise."""
     model, dataset = make(args)
+    model.apply(lambda module: getattr(module, "reset_parameters", int)())
     (optimizer,) = optimizers_of(args, model)
-    first = dist.get_rank() == 0
-    for _, (tokens, targets) in zip(range(args.steps), DataLoader(dataset, args.batch), strict=False):
-        x = torch.empty(args.batch, LENGTH, WIDTH, requires_grad=True)
-        if first:
-            x = model.embedding(tokens)
-            dist.send(x.detach(), 1)
-            grad = torch.empty_like(x)
-            dist.recv(grad, 1)
-            x.backward(grad)
-        else:
-            dist.recv(x.data, 0)
-            logits = model.head(x + model.down(F.gelu(model.up(model.norm(x)))))
-            loss_of(args, logits, targets, 1).backward()
-            dist.send(x.grad, 0)
+    first, batches = dist.get_rank() == 0, iter(DataLoader(dataset, args.batch))
+    for _ in range(args.steps):
+        for tokens, targets in (next(batches) for _ in range(args.accumulate)):
+            x = torch.empty(args.batch, LENGTH, WIDTH, requires_grad=True)
+            if first:
+                x = model.embedding(tokens)
+                dist.send(x.detach(), 1)
+                grad = torch.empty_like(x)
+                dist.recv(grad, 1)
+                x.backward(grad)
+            else:
+                dist.recv(x.data, 0)
+                logits = model.head(x + model.down(F.gelu(model.up(model.norm(x)))))
+                loss_of(args, logits, targets, 1 if args.bug == "accumulation" else args.accumulate).backward()
+                dist.send(x.grad, 0)
         if args.bug != "tied":
             dist.all_reduce(model.embedding.weight.grad)
         optimizer.step()

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from gptscale.common.errors import ConfigError
 from gptscale.common.model.gpt import GPT
 from gptscale.common.model.hf_gpt2 import qkv_to_hf
 from gptscale.common.optim import muon
@@ -90,8 +89,3 @@ def test_a_step_that_is_not_finite_changes_no_bit_of_weights_and_state():
     stepper.step(0.1, torch.tensor(1.0))
     assert all(torch.equal(before[box.name], box.tensor) for box in stepper.state())
     assert stepper.counters()["optimizer_steps"] == 1
-
-
-def test_the_state_has_one_precision():
-    with pytest.raises(ConfigError, match="muon has no state in 8bit"):
-        RunConfig(optimizer="muon", optimizer_state="8bit")

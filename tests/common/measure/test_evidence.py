@@ -79,14 +79,6 @@ def test_what_of_a_part_does_not_shrink_with_the_tokens(threads):
     assert taken == [STEPS + 1 + 2 * i for i in range(STEPS + 1)]
 
 
-def test_a_step_that_fails_is_heard_of(threads):
-    def step(i):
-        raise RuntimeError("no more data")
-
-    with pytest.raises(RuntimeError, match="no more data"):
-        evidence_of(2, step, CPU, [0.1])
-
-
 def test_processors_are_shared_between_the_ranks_of_a_machine(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
     for ranks, threads in ((2, 4), (3, 2), (16, 1)):

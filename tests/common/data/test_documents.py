@@ -63,13 +63,6 @@ def test_more_text_than_should_be_encoded_at_every_start_is_refused(tmp_path, mo
         load_ids(str(tmp_path / "a.txt"), ByteTokenizer())
 
 
-def test_the_standard_library_is_read_in_seconds_and_needs_no_cache(tmp_path):
-    begin = time.process_time()
-    assert len(load_ids("stdlib", ByteTokenizer())) > 5_000_000
-    assert time.process_time() - begin < 3
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_standard_library_is_python_files_by_sorted_path(tmp_path, monkeypatch):
     for name in ("b.py", "a/z.py", "a.py", "a/tests/t.py", "site-packages/s.py", "test/u.py", "c.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -183,12 +183,7 @@ def pipe_in_a_tokenizer(path):
     return get_tokenizer(str(path))
 
 
-def pipe_as_text(path):
-    os.mkfifo(path.with_suffix(".txt"))
-    return open_source(str(path.with_suffix(".txt")), vocab_size=300)
-
-
-# What else is no --ds-config: tests/launchers/test_user_files.py.
+# Other pipes, and what else is no --ds-config: test_sources.py and tests/launchers/test_user_files.py.
 BOMBS = {
     "a gzip bomb": (gz_bomb, "more than 17 bytes, expected 17 for 1 x 1 x 1 images"),
     "a false header": (false_header, "4294967295 x 4294967295 x 4294967295 images are more than 1073741824 bytes"),
@@ -196,8 +191,6 @@ BOMBS = {
     "a program as a picture": (postscript, "is no whole image (cannot identify image file"),
     "a pipe as a picture": (fifo(lambda path: sources._image(path, 32)), "is no file"),
     "a pipe as idx": (fifo(idx.read_images), "is no file"),
-    "a pipe as tokens": (fifo(lambda path: open_source(str(path), vocab_size=9)), "is no file"),
-    "a pipe as text": (pipe_as_text, "is no file"),
     "a pipe in a tokenizer": (pipe_in_a_tokenizer, "tokenizer.json is no file"),
     "a pipe as --ds-config": (fifo(lambda path: merged({}, path)), "it is no file, in --ds-config"),
 }

@@ -58,14 +58,12 @@ def test_flops_of_the_contractual_shape():
 @pytest.mark.parametrize(
     ("name", "precision", "peak"),
     [
-        ("NVIDIA H200", "bf16", 989.5),
         ("NVIDIA H100 80GB HBM3", "bf16", 989.5),
         ("NVIDIA H100 PCIe", "bf16", 756.5),
         ("NVIDIA H100 NVL", "bf16", 835.5),
         ("NVIDIA GH200 480GB", "bf16", 989.5),
         ("NVIDIA GB200", "bf16", 2500.0),
         ("NVIDIA B200", "bf16", 2250.0),
-        ("NVIDIA A100-SXM4-80GB", "bf16", 312.0),
         ("NVIDIA A10", "bf16", 125.0),
         ("NVIDIA A10G", "bf16", 70.0),
         ("NVIDIA L40S", "bf16", 362.0),

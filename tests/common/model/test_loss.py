@@ -88,14 +88,9 @@ def test_blocks_are_counted_by_what_is_alive_of_a_logit(monkeypatch):
     assert [count(dtype, ours, "cpu") for dtype in (torch.bfloat16, torch.float32)] == [4, 4]
     monkeypatch.setattr(loss_module, "TRITON", False)
     assert count(torch.bfloat16, ours, "cuda") == 6
-    rows = [loss_module.rows_at_once(33 * 1024, 50304, size, "cuda") for size in (2, 4)]
-    assert rows == [8448, 4828]
 
 
-needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
-
-
-@needs_onednn
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (7, 33, 5), (64, 48, 301), (130, 16, 384)])
 def test_equals_the_product_in_float64(m, k, n, transposed):

@@ -8,6 +8,7 @@ import torch
 
 from gptscale.common.engines.tensor_parallel import check_tp
 from gptscale.common.errors import ConfigError
+from gptscale.common.model.gpt import activation_function
 from gptscale.common.settings.families import FAMILIES, MODELS, model_class, preset
 from gptscale.common.settings.run_config import RunConfig
 
@@ -32,6 +33,21 @@ def test_the_list_of_weights_is_that_of_the_model(name):
     assert listed == [(name, tuple(p.shape)) for name, p in model.named_parameters()]
     assert config.n_params_in_memory == sum(p.numel() for p in model.parameters())
     assert config.n_params == PUBLISHED.get(name, config.n_params)
+
+
+def test_the_contractual_shape():
+    gpt = preset("1.6b")
+    assert (gpt.n_embd, gpt.n_head, gpt.n_layer, gpt.block_size, gpt.vocab_size) == (1600, 32, 48, 1024, 50257)
+    assert (gpt.n_params, gpt.n_matmul_params, gpt.head_dim) == (1_557_611_200, 1_554_971_200, 50)
+    assert gpt.padded_vocab_size == 50304
+    assert gpt.lr == 5e-4
+
+
+@pytest.mark.usefixtures("operators_of_the_user")
+@pytest.mark.parametrize("variant", ["tanh", "erf", "sigmoid"])
+def test_an_operator_of_ours_is_torchs_gelu_of_that_name(variant):
+    x = torch.linspace(-6, 6, 101, dtype=torch.float64)
+    torch.testing.assert_close(activation_function(f"custom-{variant}")(x), activation_function(f"gelu_{variant}")(x))
 
 
 @pytest.mark.parametrize("name", [name for name, row in FAMILIES.items() if row.presets])

@@ -59,7 +59,6 @@ def test_with_a_wrong_number_of_threads_some_steps_have_the_right_one(threads):
     # Threads that wait for each other take time that does not shrink with the tokens: that is not measured then.
     own = evidence_of(0, step, CPU, [], short_step=lambda i: pytest.fail("a short step"))
     assert had == [2] * (STEPS + 1) + [3] * (STEPS + 1)
-    assert own.right_threads_s is not None
     assert own.right_threads_s >= 0.002
     assert torch.get_num_threads() == 2
 

@@ -43,11 +43,6 @@ def test_each_document_is_ended_by_the_end_of_text():
     assert ids.tolist() == [97, 98, 256, 256, 99, 256]
 
 
-def test_a_text_file_keeps_its_line_ends(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"a\r\nb\rc\n")
-    assert bytes(load_ids(str(tmp_path / "a.txt"), ByteTokenizer())[:-1].astype(np.uint8)) == b"a\r\nb\rc\n"
-
-
 @pytest.mark.parametrize(
     ("content", "piece_bytes", "offset"),
     [(b"abc\xffdef", 1024, 3), (b"abcdef\xc3\x28", 4, 6), (b"abc\xe2\x82", 4, 3), (b"\x93NUMPY\x01\0", 1024, 0)],
@@ -66,15 +61,6 @@ def test_more_text_than_should_be_encoded_at_every_start_is_refused(tmp_path, mo
     (tmp_path / "a.txt").write_text("0123456789x")
     with pytest.raises(DataError, match=r"more than 10 characters.*gptscale tokenize .*a.txt --out"):
         load_ids(str(tmp_path / "a.txt"), ByteTokenizer())
-
-
-def test_the_standard_library_is_the_same_every_time_and_needs_no_cache(tmp_path):
-    begin = time.process_time()
-    ids = load_ids("stdlib", ByteTokenizer())
-    assert time.process_time() - begin < 3
-    assert len(ids) > 5_000_000
-    assert np.array_equal(ids, load_ids("stdlib", ByteTokenizer()))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_standard_library_is_python_files_by_sorted_path(tmp_path, monkeypatch):

@@ -183,15 +183,7 @@ def pipe_in_a_tokenizer(path):
     return get_tokenizer(str(path))
 
 
-def deep(levels):
-    return lambda path: path.write_text('{"a":' * levels + "1" + "}" * levels) and merged({}, path)
-
-
-def huge(path):
-    os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 2**40)
-    return merged({}, path)
-
-
+# Other pipes, and what else is no --ds-config: test_sources.py and tests/launchers/test_user_files.py.
 BOMBS = {
     "a gzip bomb": (gz_bomb, "more than 17 bytes, expected 17 for 1 x 1 x 1 images"),
     "a false header": (false_header, "4294967295 x 4294967295 x 4294967295 images are more than 1073741824 bytes"),
@@ -199,13 +191,8 @@ BOMBS = {
     "a program as a picture": (postscript, "is no whole image (cannot identify image file"),
     "a pipe as a picture": (fifo(lambda path: sources._image(path, 32)), "is no file"),
     "a pipe as idx": (fifo(idx.read_images), "is no file"),
-    "a pipe as tokens": (fifo(lambda path: open_source(str(path), vocab_size=9)), "is no file"),
-    "a pipe as text": (fifo(lambda path: open_source(f"{path.parent}/./{path.name}", vocab_size=300)), "is no file"),
     "a pipe in a tokenizer": (pipe_in_a_tokenizer, "tokenizer.json is no file"),
     "a pipe as --ds-config": (fifo(lambda path: merged({}, path)), "it is no file, in --ds-config"),
-    "a huge --ds-config": (huge, "it has more than 1048576 bytes, in --ds-config"),
-    "a deep --ds-config": (deep(20_000), "nested deeper than 16 levels"),
-    "a less deep --ds-config": (deep(500), "nested deeper than 16 levels"),
 }
 
 

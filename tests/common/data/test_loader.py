@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gptscale.common.data import loader
 from gptscale.common.data.loader import Batches, Prefetcher, split
-from gptscale.common.data.sources import Array, Synthetic, open_source
+from gptscale.common.data.sources import Array, open_source
 from gptscale.common.errors import ConfigError, DataError
 
 CPU = torch.device("cpu")
@@ -37,12 +37,10 @@ def test_no_batch_reads_beyond_the_source_and_none_of_it_is_wasted(n_tokens, seq
     assert int(batches.batch(step).targets.max()) < n_tokens
 
 
-@pytest.mark.parametrize("data_size", [1, 2, 4])
-def test_the_ranks_together_read_the_global_batch(data_size):
-    source = counting(1000)
-    alone = Batches(source, seq_len=16, global_batch_size=8, seed=1).batch(9)
-    common = {"seq_len": 16, "global_batch_size": 8, "seed": 1, "data_size": data_size}
-    ranks = [Batches(source, **common, data_rank=rank) for rank in range(data_size)]
+def test_the_ranks_together_read_the_global_batch():
+    common = {"seq_len": 16, "global_batch_size": 8, "seed": 1}
+    alone = Batches(counting(1000), **common).batch(9)
+    ranks = [Batches(counting(1000), **common, data_rank=rank, data_size=4) for rank in range(4)]
     for part in ("inputs", "targets"):
         assert torch.equal(torch.cat([getattr(rank.batch(9), part) for rank in ranks]), getattr(alone, part))
     assert all(ranks[0].sequences(9, r) == rank.batch(9).sequences for r, rank in enumerate(ranks))
@@ -61,26 +59,15 @@ def test_bytes_of_a_token_are_those_of_the_targets_of_all_ranks(bpe_folder, tmp_
     assert Batches(counting(100), seq_len=8, global_batch_size=2, seed=1).bytes_per_token(1) is None
 
 
-def test_a_new_object_resumes_anywhere():
-    first = Batches(Synthetic(257, 3), seq_len=16, global_batch_size=4, seed=1)
-    walked = [first.batch(step).inputs for step in range(20)]
-    again = Batches(Synthetic(257, 3), seq_len=16, global_batch_size=4, seed=1)
-    assert all(torch.equal(again.batch(step).inputs, walked[step]) for step in (17, 3, 19))
-
-
-def test_the_held_out_part_is_the_end_and_training_never_reads_it():
-    train, held_out = split(counting(1000), seq_len=16)
-    assert (len(train), len(held_out)) == (950, 50)
-    assert held_out.read(0, 50).tolist() == list(range(950, 1000))
+# A short source still holds one sequence out.
+@pytest.mark.parametrize(("n_tokens", "n_train"), [(1000, 950), (34, 17)])
+def test_the_held_out_part_is_the_end_and_training_never_reads_it(n_tokens, n_train):
+    train, held_out = split(counting(n_tokens), seq_len=16)
+    assert (len(train), len(held_out)) == (n_train, n_tokens - n_train)
+    assert held_out.read(0, len(held_out)).tolist() == list(range(n_train, n_tokens))
     with pytest.raises(IndexError):
-        train.read(940, 11)
-    assert train.fingerprint == held_out.fingerprint == counting(1000).fingerprint
-
-
-def test_a_short_source_still_holds_one_sequence_out():
-    train, held_out = split(counting(34), seq_len=16)
-    assert (len(train), len(held_out)) == (17, 17)
-    assert [Batches(part, seq_len=16, global_batch_size=1, seed=0).n_sequences for part in (train, held_out)] == [1, 1]
+        train.read(n_train - 10, 11)
+    assert train.fingerprint == held_out.fingerprint == counting(n_tokens).fingerprint
 
 
 @pytest.mark.parametrize(("n_tokens", "fix"), [(33, "use --seq-len 15"), (4, "use --seq-len 1 "), (3, "more text")])
@@ -96,18 +83,6 @@ def test_a_too_short_source_and_a_batch_that_does_not_divide_are_refused():
         Batches(counting(16), seq_len=16, global_batch_size=4, seed=0)
     with pytest.raises(ConfigError, match=r"global batch 6 is not divisible by 4 data ranks.*use 4 or 8"):
         Batches(counting(100), seq_len=16, global_batch_size=6, seed=0, data_size=4)
-
-
-def test_a_batch_of_mapped_tokens_takes_well_under_a_millisecond(tmp_path):
-    path = tmp_path / "tokens.bin"
-    np.random.default_rng(0).integers(0, 50257, 2_000_000, dtype=np.uint16).tofile(path)
-    batches = Batches(open_source(str(path), vocab_size=50257), seq_len=1024, global_batch_size=8, seed=1)
-    times_s = []
-    for step in range(100):
-        begin = time.perf_counter()
-        batches.batch(step)
-        times_s.append(time.perf_counter() - begin)
-    assert min(times_s) < 1e-3
 
 
 class Scripted(Batches):

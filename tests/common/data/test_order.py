@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,15 +50,6 @@ def test_epochs_and_seeds_have_orders_of_their_own():
         assert abs(np.corrcoef(index, order)[0, 1]) < 0.15
         # A random permutation keeps about one number in its place.
         assert (index == order).sum() < 10
-
-
-@pytest.mark.parametrize("n", [2, 3, 10, 37])
-def test_every_sequence_comes_first_about_equally_often(n):
-    first = [int(permuted(np.array([0]), n, 7, epoch)[0]) for epoch in range(1500)]
-    counts = np.bincount(first, minlength=n)
-    expected = 1500 / n
-    # This is a chi-square test, with a limit of five sigma.
-    assert ((counts - expected) ** 2 / expected).sum() < n - 1 + 5 * np.sqrt(2 * (n - 1))
 
 
 def test_the_order_never_changes_because_saved_runs_continue_in_it():

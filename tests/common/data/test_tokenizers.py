@@ -89,22 +89,17 @@ def test_gpt2_comes_from_the_hubs_cache_without_a_network(bpe_folder, tmp_path, 
     assert get_tokenizer("gpt2").fingerprint == get_tokenizer(bpe_folder).fingerprint
 
 
-def test_gpt2_without_network_or_cache_is_an_error_at_once(unreachable_hub):
-    begin = time.perf_counter()
-    with pytest.raises(DataError, match=r"tokenizer 'gpt2' is not on this machine.*give a folder with vocab.json"):
-        get_tokenizer("gpt2")
-    assert time.perf_counter() - begin < 20
-
-
-def test_a_hub_that_takes_the_call_and_says_nothing_is_an_error_soon(monkeypatch, unreachable_hub):
+def test_gpt2_without_network_or_cache_is_an_error_soon(monkeypatch, unreachable_hub):
+    """Nothing answers, or a hub takes the call and says nothing."""
     monkeypatch.setattr(hub, "WAIT_S_MAX", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        begin = time.perf_counter()
-        said = r"'gpt2' is not on this machine, and the hub cannot be reached .*timed out"
-        with pytest.raises(DataError, match=said):
-            get_tokenizer("gpt2")
-    assert time.perf_counter() - begin < 20
+        for port, reason in ((9, "refused"), (silent.getsockname()[1], "timed out")):
+            monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{port}")
+            begin = time.perf_counter()
+            said = f"tokenizer 'gpt2' is not on this machine, .*cannot be reached .*{reason}.*give a folder with"
+            with pytest.raises(DataError, match=said):
+                get_tokenizer("gpt2")
+            assert time.perf_counter() - begin < 20
 
 
 def test_without_transformers_the_error_says_how_to_get_it(bpe_folder, monkeypatch):

@@ -59,7 +59,6 @@ def test_with_a_wrong_number_of_threads_some_steps_have_the_right_one(threads):
     # Threads that wait for each other take time that does not shrink with the tokens: that is not measured then.
     own = evidence_of(0, step, CPU, [], short_step=lambda i: pytest.fail("a short step"))
     assert had == [2] * (STEPS + 1) + [3] * (STEPS + 1)
-    assert own.right_threads_s is not None
     assert own.right_threads_s >= 0.002
     assert torch.get_num_threads() == 2
 
@@ -77,14 +76,6 @@ def test_what_of_a_part_does_not_shrink_with_the_tokens(threads):
     assert own.fixed["forward"] == pytest.approx(0.4, abs=0.1)
     # They go on behind the steps before, in turn with whole ones.
     assert taken == [STEPS + 1 + 2 * i for i in range(STEPS + 1)]
-
-
-def test_a_step_that_fails_is_heard_of(threads):
-    def step(i):
-        raise RuntimeError("no more data")
-
-    with pytest.raises(RuntimeError, match="no more data"):
-        evidence_of(2, step, CPU, [0.1])
 
 
 def test_processors_are_shared_between_the_ranks_of_a_machine(monkeypatch):

@@ -2,13 +2,13 @@
 
 import torch
 import torch.distributed as dist
-import worlds
+from worlds import ranks
 
 from gptscale.common.measure.exchanges import ExchangeLog, _nbytes
 
 
 def test_two_ranks_note_the_same_exchanges_and_what_each_wait_is_for():
-    worlds.ranks("world_exchanges.py", 2)
+    ranks("world_exchanges.py", 2)
 
 
 def test_functions_are_torchs_own_when_nobody_watches_even_after_an_error():

@@ -1,44 +1,45 @@
 """The clock, power and throttling of a GPU, by a driver that answers, refuses, or does not know the device."""
 
-import sys
-import types
 from types import SimpleNamespace
 
+import pynvml
 import pytest
 import torch
 
 from gptscale.common.measure import gpu_clock
-from gptscale.common.measure.contention import MachineClock
 from gptscale.common.measure.gpu_clock import GpuClock, GpuTime
 
 CUDA = torch.device("cuda")
 
 
+def refuse(*arguments):
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
 @pytest.fixture
 def driver(monkeypatch):
     """A driver whose GPU was held down by power for 3 of 10 seconds, in which it used 4,000 J."""
-    nvml = types.ModuleType("pynvml")
-    times, asked = iter([100.0, 110.0]), {"energy": iter([5_000_000, 9_000_000]), 0: iter([int(1e9), int(4e9)])}
-    nvml.NVMLError = OSError
-    nvml.nvmlInit = lambda: None
-    nvml.nvmlDeviceGetHandleByUUID = lambda uuid: {"GPU-u": "handle"}[uuid]
-    nvml.NVML_CLOCK_SM, nvml.NVML_PERF_POLICY_POWER, nvml.NVML_PERF_POLICY_THERMAL = 1, 0, 1
-    nvml.nvmlClocksThrottleReasonSwPowerCap, nvml.nvmlClocksThrottleReasonSwThermalSlowdown = 4, 32
-    nvml.nvmlDeviceGetTotalEnergyConsumption = lambda handle: next(asked["energy"])
+    times, millijoules, held_down_ns = iter([100.0, 110.0]), iter([5_000_000, 9_000_000]), iter([10**9, 4 * 10**9])
 
     def violation(handle, policy):
-        if policy not in asked:
-            raise OSError("Not Supported")
-        return SimpleNamespace(violationTime=next(asked[policy]))
+        if policy != pynvml.NVML_PERF_POLICY_POWER:
+            refuse()
+        return SimpleNamespace(violationTime=next(held_down_ns))
 
-    nvml.nvmlDeviceGetViolationStatus = violation
-    nvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: 4 | 32
-    nvml.nvmlDeviceGetClockInfo = lambda handle, kind: 1410
-    nvml.nvmlDeviceGetMaxClockInfo = lambda handle, kind: 1980
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    answers = {
+        "HandleByUUID": lambda uuid: {"GPU-u": "handle"}[uuid],
+        "TotalEnergyConsumption": lambda handle: next(millijoules),
+        "ViolationStatus": violation,
+        "CurrentClocksThrottleReasons": lambda handle: 4 | 32,
+        "ClockInfo": lambda handle, kind: 1410,
+        "MaxClockInfo": lambda handle, kind: 1980,
+    }
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", answer)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="u"))
     monkeypatch.setattr(gpu_clock.time, "monotonic", lambda: next(times))
-    return nvml
+    return answers
 
 
 def test_a_gpu_that_is_held_down_by_power(driver):
@@ -52,16 +53,9 @@ def test_a_gpu_that_is_held_down_by_power(driver):
 
 
 @pytest.mark.parametrize("knows_the_device", [True, False])
-def test_counters_that_the_driver_refuses_are_missing(knows_the_device, driver):
-    def refuse(*arguments):
-        raise OSError("Not Supported")
-
-    for name in [name for name in vars(driver) if name.startswith("nvmlDeviceGet")]:
+def test_counters_that_the_driver_refuses_are_missing(knows_the_device, driver, monkeypatch):
+    for name in driver:
         if ("Handle" in name) != knows_the_device:
-            setattr(driver, name, refuse)
+            monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", refuse)
     assert GpuClock(CUDA).lap() == GpuTime()
     assert str(GpuTime()) == ""
-
-
-def test_a_machine_without_a_gpu_asks_no_driver():
-    assert MachineClock(torch.device("cpu")).lap().gpu_time is None

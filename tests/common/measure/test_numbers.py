@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gptscale.common.measure import devices
-from gptscale.common.measure.devices import CPU_INSTRUCTIONS, cpu_flags, device_name, is_emulated, peak_tflops
+from gptscale.common.measure.devices import CPU_INSTRUCTIONS, cpu_flags, is_emulated, peak_tflops
 from gptscale.common.measure.flops import (
     handout_flops_per_token,
     handout_n_params,
@@ -16,7 +16,6 @@ from gptscale.common.measure.flops import (
     model_flops_per_token,
     palm_flops_per_token,
 )
-from gptscale.common.measure.gpus import GPUS
 from gptscale.common.measure.speed import peak_memory, speed
 from gptscale.common.model.precision import emulation
 from gptscale.common.settings.gpt_config import PRESETS
@@ -54,21 +53,17 @@ def test_flops_of_the_contractual_shape():
     assert handout_flops_per_token(BIG) / palm_flops_per_token(BIG, 1024) == pytest.approx(1.27, abs=0.005)
     padding = 6 * (50304 - 50257) * 1600
     assert hardware_flops_per_token(BIG, 1024) == 9_801_686_400 + padding
-    assert hardware_flops_per_token(BIG, 1024, "selective") == hardware_flops_per_token(BIG, 1024)
-    assert hardware_flops_per_token(BIG, 1024, "full") > 1.2 * model_flops_per_token(BIG, 1024)
 
 
 @pytest.mark.parametrize(
     ("name", "precision", "peak"),
     [
-        ("NVIDIA H200", "bf16", 989.5),
         ("NVIDIA H100 80GB HBM3", "bf16", 989.5),
         ("NVIDIA H100 PCIe", "bf16", 756.5),
         ("NVIDIA H100 NVL", "bf16", 835.5),
         ("NVIDIA GH200 480GB", "bf16", 989.5),
         ("NVIDIA GB200", "bf16", 2500.0),
         ("NVIDIA B200", "bf16", 2250.0),
-        ("NVIDIA A100-SXM4-80GB", "bf16", 312.0),
         ("NVIDIA A10", "bf16", 125.0),
         ("NVIDIA A10G", "bf16", 70.0),
         ("NVIDIA L40S", "bf16", 362.0),
@@ -84,17 +79,6 @@ def test_flops_of_the_contractual_shape():
 )
 def test_peaks(name, precision, peak):
     assert peak_tflops(name, precision) == peak
-
-
-def test_peaks_are_dense():
-    """A sparse headline figure in the table would halve every MFU."""
-    assert max(gpu.tflops.get("bf16", 0.0) for gpu in GPUS) <= 2500.0
-
-
-def test_cpu_has_a_name_and_no_peak():
-    name = device_name(torch.device("cpu"))
-    assert name.startswith("cpu")
-    assert peak_tflops(name, "bf16") is None
 
 
 def measured(step_times_s, waits_s=(0.0,), device="NVIDIA H100", tokens_per_step=1000, world_size=2):

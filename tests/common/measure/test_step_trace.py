@@ -18,7 +18,7 @@ from gptscale.common.measure.step_trace import (
     trace_steps,
     work_of,
 )
-from gptscale.common.process.progress import Progress, StepMark, progress
+from gptscale.common.process.progress import StepMark, progress
 
 
 def test_marks_are_kept_only_while_a_step_is_traced():
@@ -36,14 +36,6 @@ def test_marks_are_kept_only_while_a_step_is_traced():
     assert kept == [("forward", False), ("forward", True), ("forward", False), ("disk", False), ("forward", False)]
     # One mark begins where the one before ends.
     assert all(before.end == after.begin for before, after in pairwise(marks))
-
-
-def test_a_mark_costs_a_timed_step_nothing_to_speak_of():
-    own = Progress()
-    began = time.thread_time()
-    for _ in range(1000):
-        own.at("forward")
-    assert (time.thread_time() - began) / 1000 < 100e-6
 
 
 def test_a_traced_step_of_this_process():

@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+from gptscale.common.model.build import apply_activation_checkpointing
+from gptscale.common.model.float8 import apply_float8
 from gptscale.common.process.world import World
 from gptscale.common.settings.batch_plan import plan_batch
 from gptscale.common.settings.families import model_class
@@ -21,11 +23,14 @@ def ids():
 def random_model():
     """Return a function that makes the same model with random weights at every call."""
 
-    def make(gpt=SMALL, std=0.2):
+    def make(gpt=SMALL, std=0.2, fp8=False, checkpointing="none"):
         torch.manual_seed(0)
         model = model_class(gpt)(gpt)
         for p in model.parameters():
             torch.nn.init.normal_(p, std=std)
+        if fp8:
+            apply_float8(model.blocks)
+        apply_activation_checkpointing(model.blocks, checkpointing)
         return model
 
     return make

@@ -79,8 +79,3 @@ def test_a_bench_that_fails_is_one_line(benches, capsys):
         capsys.readouterr().err
         == "gptscale: error: benchmarks.ops --largest-kib 16384 failed, in benchmarks.check, see its own message above\n"
     )
-
-
-def test_a_folder_that_is_not_there_is_one_line(capsys):
-    assert start(check.main, ["--mnist", "nowhere"]) == 2
-    assert "nowhere is not there, in --mnist" in capsys.readouterr().err

@@ -6,9 +6,7 @@ import sys
 import pytest
 from worlds import ok
 
-from gptscale.common.errors import ConfigError
 from gptscale.foresight.calibrate.file import Operation, read
-from gptscale.foresight.commands.calibrate import main
 
 TINY = ["--n-layer", 2, "--n-embd", 32, "--n-head", 2, "--seq-len", 16, "--repeats", 3, "--micro-batch-size", 2]
 
@@ -39,20 +37,3 @@ def test_ranks_of_torchrun_measure_together_and_the_first_prints(tmp_path):
     (machine,) = read(file)
     assert machine.machine.world == 2
     assert any(t.operation.kind == "all-gather" for t in machine.operations)
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        (["--model", "tinny"], "unknown model 'tinny'"),
-        (["--tp", "3"], "'3' does not divide 4 heads, in --tp, use one or more of"),
-        (["--tp", "two"], "'two' does not divide"),
-        (["--micro-batch-size", "2,x"], "'2,x' is no list of numbers"),
-        (["--repeats", "1"], "repeats"),
-        (["--n-head", "5"], "n_embd 128 is not divisible by n_head 5"),
-    ],
-)
-def test_bad_input_is_one_line(words, what, tmp_path):
-    with pytest.raises(ConfigError, match=what.replace("[", r"\[")):
-        main([*words, "--device", "cpu", "--out", str(tmp_path / "c.json")])
-    assert not (tmp_path / "c.json").exists()

@@ -37,7 +37,6 @@ from gptscale.launchers.cli import main
 
 OWN = Path(__file__).with_name("own_model.py")
 SPLITS = splits(8, 8) | {"hsdp": splits(16, 8)["hsdp"]} | splits(1, 1)
-LOGITS = ["own_model.py:Logits", "--batch", "own_model.py:logits_batch", "--loss"]
 NAMES = [name for name in SPLITS if name != "single"]
 # Lines of a program beside the model: four are the plan of this one.
 MOST_LINES = {"pipeline 2 x tensor": 240, "pipeline": 231, "": 150}
@@ -49,7 +48,6 @@ LIBRARIES = ("accelerate", "deepspeed", "torch.distributed.fsdp", "torch.distrib
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fit")
     shutil.copy(OWN, folder)
-    shutil.copy(OWN, folder / "own-model.py")
     (folder / "without" / "gptscale").mkdir(parents=True)
     (folder / "without" / "gptscale" / "__init__.py").write_text("raise ImportError('a program needs no gptscale')")
     return folder
@@ -270,40 +268,6 @@ def test_simulate_of_a_program_says_the_peak_of_the_table(folder, monkeypatch, n
     figures = json.loads((folder / "whole.json").read_text())["ranks"][0]
     assert figures["peak_allocated_bytes"] == pytest.approx(said.allocated, rel=0.01)
     assert figures["needed_bytes"] == pytest.approx(said.needed, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["nowhere.py:build"], "there is no file nowhere.py"),
-        (["own_model.py"], "names no function"),
-        (["own_model.py:bild"], "has no function bild"),
-        (["own_model.py:failing"], "failing() fails (ValueError: no such width)"),
-        (["own_model.py:of_cuda"], "of_cuda() fails"),
-        (["own_model.py:number"], "number() returns int"),
-        (["own_model.py:meta"], "its weights are on the meta device"),
-        (["own_model.py:build", "--batch", "own_model.py:number"], "--batch"),
-        (["own_model.py:build", "--batch", "own_model.py:wide"], "does not take the batch (RuntimeError"),
-        (["own_model.py:Logits", "--batch", "own_model.py:alike"], "2 and 4 samples have the same shapes"),
-        (["own_model.py:Logits", "--batch", "own_model.py:unlike"], "two calls with one seed of torch give unlike"),
-        ([*LOGITS, "own_model.py:losses"], "the function returns a tensor of shape (2,)"),
-        ([*LOGITS, "own_model.py:number"], "the loss fails (TypeError"),
-        (["own-model.py:build"], "no module can be named own-model"),
-        (["own_model.py:build", "--global-batch-size", "12"], "cannot be dealt to 8 GPUs"),
-        (["own_model.py:build", "--gpus", "8", "--nodes", "3"], "not the same number"),
-        (["own_model.py:build", "--write", "own_model.py"], "is there already"),
-        (["own_model.py:build", "--write", "accelerate.py"], "would hide the module accelerate"),
-        (["own_model.py:build", "--splits", "dpp"], "did you mean"),
-        (["own_model.py:build", "--as", "h1000"], "unknown device 'h1000', in --as"),
-        (["hf:own_model.py"], "is no config of transformers"),
-    ],
-)
-def test_wrong_input_is_one_line(folder, monkeypatch, capsys, words, message):
-    monkeypatch.chdir(folder)
-    assert main(["fit", *words]) == 2
-    printed = capsys.readouterr().err
-    assert message in printed
-    assert printed.count("\n") == 1
 
 
 IDS, CLASSES = "torch.randint(0, 99, (size, 16))", "torch.randint(0, 7, (size,))"

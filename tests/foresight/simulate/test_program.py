@@ -330,23 +330,6 @@ def test_the_largest_batch_that_fits_is_found(simulate, script, tmp_path):
     assert (tmp_path / "memory.png").read_bytes()[:4] == b"\x89PNG"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--"], "no program, behind --"),
-        (["--", "no-such-command"], "no such program: 'no-such-command'"),
-        (["--", "sh", "train.sh"], "'sh' is not Python, behind --, begin with python"),
-        ("--world 4 --rank 4 -- python".split(), "'4', in --rank, use numbers from 0 to 3, last, or all-stages"),
-        (["--rank", "0,all-stages", "--", "python"], "no such rank: 'all-stages'"),
-        (["--steps", "0", "--", "python"], "in --steps"),
-        (["--as", "h1000", "--", "python"], "unknown device 'h1000'"),
-        (["--steps", "1", "--steps", "2", "--", "python"], "--steps is given twice"),
-    ],
-)
-def test_words_that_start_nothing_are_refused(words, message, refused):
-    assert message in refused(["simulate", *words])
-
-
 def test_the_interpreter_of_a_script_is_that_of_its_first_line(tmp_path, monkeypatch):
     for name, first in {"a": "#!" + sys.executable, "b": f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\""}.items():
         file = tmp_path / name

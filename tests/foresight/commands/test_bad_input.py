@@ -61,7 +61,6 @@ REFUSED = {
         ("own_model.py", "names no function"),
         ("own_model.py:bild", "has no function bild"),
         ("own_model.py:failing", "failing() fails (ValueError: no such width)"),
-        ("own_model.py:of_cuda", "of_cuda() fails"),
         ("own_model.py:number", "number() returns int"),
         ("own_model.py:meta", "its weights are on the meta device"),
         ("own_model.py:build --batch own_model.py:number", "--batch"),

@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks.model import __main__ as bench_model
 from benchmarks.model import contenders as model_contenders
 from benchmarks.model import options as model_options
 from benchmarks.model import scale as model_scale
@@ -79,21 +78,13 @@ def test_other_work_is_told_behind_its_figures(fault, in_process, monkeypatch, t
     ("error", "status", "failure"),
     [
         (torch.OutOfMemoryError("CUDA out of memory"), 0, "out of memory"),
-        (ValueError("no such kernel"), 1, "minimal failed"),
+        (GptscaleError("minimal failed", "in bench", "see it"), 1, "minimal failed"),
     ],
 )
 def test_a_contender_that_fails_is_a_row(error, status, failure, in_process, monkeypatch, tmp_path, capsys):
     def fail(task):
         raise error
 
-    # It tells of a worker's end as bench.run_worker does.
-    def run_worker(module, task):
-        try:
-            return in_process(module, task)
-        except ValueError as error:
-            raise GptscaleError(f"{task['contender']} failed ({error})", "in bench", "see it") from None
-
-    monkeypatch.setattr(bench_model, "run_worker", run_worker)
     monkeypatch.setitem(model_contenders.CONTENDERS, "minimal", fail)
     assert start(main, [*WORDS, "--contenders", "single,minimal", "--csv", str(tmp_path / "b.csv")]) == status
     frame = pd.read_csv(tmp_path / "b.csv")

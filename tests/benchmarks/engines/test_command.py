@@ -1,4 +1,4 @@
-"""The bench of engines on one process: the row and the table of one, and a recipe that has no minimal loop."""
+"""The bench of engines on one process: the row and the table of one."""
 
 import pandas as pd
 import pytest
@@ -23,21 +23,3 @@ def test_an_engine_beside_its_own_loop(monkeypatch, tmp_path, capsys):
 
 def test_each_minimal_loop_is_that_of_a_recipe():
     assert {*SETUPS, *LIBRARY_SETUPS} <= set(RECIPES)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--recipes", "ddp,sinlge"], "sinlge has no minimal loop, in --recipes"),
-        (["--rounds", "0"], "rounds 0 is out of range"),
-        (["--nproc", "0"], "nproc 0 is out of range"),
-        (["--recipes", "ddp", "--model", "gtp2"], "unknown model 'gtp2', in --model, did you mean 'gpt2'?"),
-        (["--recipes", "ddp", "--n-embd", "7"], "n_embd 7 is not divisible by n_head 4"),
-        (["--recipes", "hybrid_3d", "--nproc", "3"], "world 3 is not divisible by tp*cp*pp=2, in --nproc"),
-        (["--csv", "nowhere/e.csv"], "nowhere/e.csv cannot be written, in --csv"),
-    ],
-)
-def test_what_ranks_would_refuse_is_one_line_before_they_start(words, message, capsys):
-    assert start(main, [*words]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line

@@ -1,19 +1,9 @@
 """`python -m benchmarks.foresight.memory`: a line for each program, and an exit status for those that did not run."""
 
-import numpy as np
+from types import SimpleNamespace
 
 from benchmarks.foresight import memory
 from gptscale.common.errors import ConfigError
-from gptscale.foresight.memory.timeline import read_timeline
-from gptscale.foresight.simulate.program import Simulation
-
-
-def simulated(allocated, reserved):
-    """A simulation without a log."""
-    timeline = read_timeline(np.zeros((0, 3), dtype=np.int64), {"places": [], "labels": [], "marks": [], "steps": []})
-    facts = {"rank": 0, "device": "mock", "device_memory": 2**36, "pinned": 0, "host": 0, "communicators": 0}
-    facts |= {"intervals": [{"allocated": allocated, "reserved": reserved}], "out_of_memory": "", "torch": "2.6"}
-    return Simulation(facts, timeline, None)
 
 
 def test_programs_of_others_stand_beside_what_they_published(tmp_path, monkeypatch, capsys):
@@ -27,7 +17,8 @@ def test_programs_of_others_stand_beside_what_they_published(tmp_path, monkeypat
         if command[0] == "python":
             raise ConfigError("no such program", "behind --", "write it")
         assert (options.device_kind, rank, folder) == ("h200", "0", tmp_path)
-        return simulated(2**30, 11 * 2**30)
+        its_memory = SimpleNamespace(reserved=11 * 2**30)
+        return SimpleNamespace(memory=lambda: its_memory, facts={"torch": "2.6"})
 
     monkeypatch.setattr(memory.ProgramOptions, "simulate", simulate)
     assert memory.main(["--programs", str(file)]) == 1

@@ -34,15 +34,9 @@ def test_a_rank_takes_what_simulate_says(tmp_path):
         f"no such,{tmp_path},{options},{sys.executable} x.py,,1",
     ]
     programs.write_text("\n".join(["what,folder,options,command,figure,gib", *rows, ""]))
-    ended = subprocess.run(
-        [sys.executable, "-c", UNDER_A_MOCK, "--programs", str(programs), "--csv", str(out)],
-        env={**os.environ, **mock_variables("", "h200", 1)},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    bench = [sys.executable, "-c", UNDER_A_MOCK, "--programs", str(programs), "--csv", str(out)]
+    how = {"env": {**os.environ, **mock_variables("", "h200", 1)}, "cwd": Path(__file__).parents[3]}
+    ended = subprocess.run(bench, **how, capture_output=True, text=True, timeout=300, check=False)
     assert (ended.returncode, "1 programs measured, 1 failed" in ended.stdout) == (1, True), ended.stdout + ended.stderr
     took = {row["figure"]: float(row["gib"]) for row in csv.DictReader(out.open())}
     simulation = parse(ProgramOptions, options.split(), prog="options").simulate(shlex.split(command), "3", tmp_path)

@@ -94,26 +94,3 @@ def test_state_that_fits_nowhere_is_a_row_without_a_try(runs, tmp_path, capsys):
     assert "* gpt2 single/full/fp32: memory lacks" in table
     assert "* single/full/fp32: tiny, batch" in table
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--models", "tinny"], "unknown model 'tinny', in --models, did you mean 'tiny'?"),
-        (["--ways", "sinlge"], "unknown part 'sinlge' of 'sinlge', in --ways, did you mean 'single'?"),
-        (["--ways", "single/fulll"], "did you mean 'full'?"),
-        (["--ways", "zero_offload/full/8bit"], "unknown part '8bit'"),
-        (["--ways", "single/full/fp32/x"], "more than three parts"),
-        (["--steps", "1"], "steps 1 is out of range, in --steps, use 2 to 10000"),
-        (["--memory-gib", "0"], "memory_gib 0.0 is out of range"),
-        (["--csv", "/nowhere/m.csv"], "/nowhere/m.csv cannot be written, in --csv"),
-        (["--nvme-path", "/nowhere"], "/nowhere is no folder, in --nvme-path"),
-        (["--device", "cuda", "--dry-run"], "no CUDA device is visible"),
-    ],
-)
-def test_bad_input_is_one_line(words, message, capsys, runs):
-    assert start(main, [*words]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert message in lines[0]
-    assert runs["tried"] == []

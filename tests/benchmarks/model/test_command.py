@@ -1,13 +1,15 @@
 """The bench of the model at shapes of milliseconds: contenders do equal work, and figures are what they say."""
 
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 import torch
 
-from benchmarks.model import __main__ as bench_model
 from benchmarks.model import contenders as model_contenders
 from benchmarks.model import options as model_options
 from benchmarks.model import scale as model_scale
+from benchmarks.model import worker as model_worker
 from benchmarks.model.__main__ import main
 from gptscale.common.errors import GptscaleError
 from gptscale.launchers.cli import start
@@ -76,21 +78,13 @@ def test_other_work_is_told_behind_its_figures(fault, in_process, monkeypatch, t
     ("error", "status", "failure"),
     [
         (torch.OutOfMemoryError("CUDA out of memory"), 0, "out of memory"),
-        (ValueError("no such kernel"), 1, "minimal failed"),
+        (GptscaleError("minimal failed", "in bench", "see it"), 1, "minimal failed"),
     ],
 )
 def test_a_contender_that_fails_is_a_row(error, status, failure, in_process, monkeypatch, tmp_path, capsys):
     def fail(task):
         raise error
 
-    # It tells of a worker's end as bench.run_worker does.
-    def run_worker(module, task):
-        try:
-            return in_process(module, task)
-        except ValueError as error:
-            raise GptscaleError(f"{task['contender']} failed ({error})", "in bench", "see it") from None
-
-    monkeypatch.setattr(bench_model, "run_worker", run_worker)
     monkeypatch.setitem(model_contenders.CONTENDERS, "minimal", fail)
     assert start(main, [*WORDS, "--contenders", "single,minimal", "--csv", str(tmp_path / "b.csv")]) == status
     frame = pd.read_csv(tmp_path / "b.csv")
@@ -128,36 +122,11 @@ def test_scaling(kind, column, sizes, in_process, monkeypatch, tmp_path, capsys)
     assert " 1 threads, fp32, single\n" in printed
 
 
-REFUSED = {
-    "model": (["--model", "1.7b"], "did you mean '1.6b'?"),
-    "contender": (["--contenders", "single,minimum"], "unknown contender 'minimum', in --contenders, did you mean 'minimal'?"),
-    "no contender": (["--contenders", ""], "unknown contender ''"),
-    "on CUDA": (["--contenders", "single,single_graphs,single_fp8", "--device", "cpu"],
-                "single_graphs, single_fp8: only on a CUDA device, in --contenders"),
-    "heads": (["--hidden", "100", "--heads", "3"], "n_embd 100 is not divisible by n_head 3, in the model"),
-    "steps": (["--steps", "0"], "steps 0 is out of range, in --steps, use 1 to 10000"),
-    "batch": (["--batch-size", "-1"], "batch_size -1 is out of range, in --batch-size"),
-    "dtype": (["--dtype", "fp16"], "'fp16'"),
-    "option": (["--hiden", "32"], "did you mean '--hidden'?"),
-    "text": (["--data", "text", "--vocab-size", "256"], "text needs a vocabulary of 257, in --vocab-size"),
-    "no GPU": (["--device", "cuda"], "no CUDA device is visible, in --device cuda"),
-    "csv": (["--csv", "nowhere/b.csv"], "nowhere/b.csv cannot be written, in --csv"),
-    "floors missing": (["--floors", "nowhere.csv"], "nowhere.csv is no CSV with columns name and floor"),
-    "floors of a table": (["--floors", "f.csv", "--scale", "seq"], "a scaling table has no floors"),
-    "rounds of a table": (["--scale", "seq", "--rounds", "2"], "--scale seq has its own, a turn at each size, in --rounds"),
-    "layers of a table of layers": (["--scale", "layers", "--layers", "3"], "in --layers, leave it out"),
-    "table of many": (["--scale", "seq", "--contenders", "single,minimal"], "a scaling table is of one contender"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_before_anything_runs(case, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    if case == "no GPU" and torch.cuda.is_available():
-        pytest.skip("there is one")
-    words, message = REFUSED[case]
-    assert start(main, [*words]) == 2
-    printed = capsys.readouterr()
-    assert message in printed.err
-    assert printed.err.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+def test_the_peak_is_that_of_the_warm_up_too(monkeypatch):
+    """A step that is replayed from a CUDA graph allocates nothing."""
+    done = []
+    monkeypatch.setattr(model_worker, "reset_peak_memory", lambda device: done.append("reset"))
+    data = SimpleNamespace(get=lambda i: done.append(i) or torch.zeros(()))
+    result = model_worker.timed_steps(lambda loss: loss, data, {"warmup_steps": 2, "steps": 3}, torch.device("cpu"))
+    assert done == ["reset", 0, 1, 2, 3, 4]
+    assert (len(result["step_times_s"]), len(result["losses"])) == (3, 5)

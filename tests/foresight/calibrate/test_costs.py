@@ -1,6 +1,5 @@
 """The file of a calibration, and the costs that are made of it."""
 
-import json
 import math
 
 import pytest
@@ -89,7 +88,7 @@ def test_another_device_is_its_data_sheet(file):
     assert costs_for("a100-80", file=file) == costs_of("a100-80")
 
 
-def test_the_measurements_that_resemble_a_machine_most_are_taken(file):
+def test_the_measurements_that_resemble_a_machine_most_are_taken():
     older, own, other = MACHINE._replace(torch="2.5.1"), MACHINE, MACHINE._replace(device="cpu: another")
     machines = [measured(machine=machine) for machine in (own, older, other)]
     assert nearest(machines, own).machine == own
@@ -101,7 +100,6 @@ def test_the_measurements_that_resemble_a_machine_most_are_taken(file):
     ("content", "what"),
     [
         ("[]", "no calibration"),
-        ("{", "no calibration"),
         ('{"format": 2, "machines": [{}]}', "no calibration"),
         ('{"format": 99, "machines": []}', "format 99"),
     ],
@@ -114,6 +112,6 @@ def test_other_files_are_refused_in_one_line(file, content, what):
 
 def test_seconds_must_be_seconds(file):
     add(file, measured(timed(PRODUCT, 1e-3)))
-    file.write_text(json.dumps(json.loads(file.read_text())).replace("0.001", "-1"))
+    file.write_text(file.read_text().replace("0.001", "-1"))
     with pytest.raises(DataError, match="-1 seconds"):
         read(file)

@@ -28,11 +28,7 @@ def test_a_gpu_is_measured_and_a_mock_of_one_leaves_no_figures(tmp_path):
             raise RuntimeError("figures of a mock were kept")
 
 
-def test_two_ranks_are_one_group():
-    assert group_shapes(2, 2) == {(2, 2): 1}
-
-
-@pytest.mark.parametrize(("world", "per_node"), [(8, 8), (16, 8), (12, 4)])
+@pytest.mark.parametrize(("world", "per_node"), [(2, 2), (8, 8), (16, 8), (12, 4)])
 def test_the_groups_of_every_split_are_measured(world, per_node):
     divisors = [n for n in range(1, world + 1) if world % n == 0]
     for tp in divisors:

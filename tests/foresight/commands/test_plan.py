@@ -126,27 +126,3 @@ def test_tensor_ranks_gather_in_the_type_of_products():
 def test_more_devices_are_drawn(tmp_path):
     assert main([*SMALL, "--scaling", "--png", str(tmp_path / "scaling.png")]) == 0
     assert (tmp_path / "scaling.png").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--device", "h100"], "unknown device 'h100', in --device, did you mean 'h100-80'"),
-        (["--device", "tpu"], "For this machine's processor: gptscale plan --here"),
-        (["--link", "ib-4000"], "unknown link 'ib-4000', in --link, did you mean"),
-        (["--nodes", "0"], "nodes 0 is out of range"),
-        (["--model", "gpt5"], "unknown model 'gpt5'"),
-        (["--recipes", "dpp"], "unknown recipe 'dpp', in --recipes, did you mean 'ddp'"),
-        (["--recipes", "single"], "no recipe accepts this work .*it is one process, not 8"),
-        (["--recipes", "ddp", "--global-batch-size", "9"], "global batch 9 is not a multiple of 8"),
-        (["--recipes", "tensor_parallel", "--gpus-per-node", "5"], "no recipe accepts this work"),
-        (["--recipes", "ddp,fsdp", "--model", "gpt3-175b"], "nothing fits .*: fsdp dp8, .*, comes nearest and lacks"),
-        (["--explain", "99", "--recipes", "ddp"], "the table has no row 99"),
-        (["--here", "--device", "h200"], "--here is this machine"),
-        (["--nproc", "4"], "the devices are --nodes times"),
-        (["--scaling"], "the picture has no file"),
-    ],
-)
-def test_what_cannot_be_planned_is_one_line(words, message):
-    with pytest.raises(ConfigError, match=message):
-        main(words)

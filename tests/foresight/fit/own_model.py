@@ -132,10 +132,6 @@ def failing():
     raise ValueError("no such width")
 
 
-def of_cuda():
-    return Net().to("cuda")
-
-
 def number():
     return 3
 

@@ -44,15 +44,14 @@ def parents():
         process.stdout.close()
 
 
-@pytest.fixture
-def under_mock(parents, tmp_path):
+@pytest.fixture(scope="session")
+def under_mock(parents, tmp_path_factory):
     """Return a function that does `what` ("simulate" or "run") as one rank on a node of 8: the exit status and the folder."""
 
     def do(what, recipe, *words, rank=0, world_size=8):
-        folder = tmp_path / f"{recipe}-{rank}-{len(list(tmp_path.iterdir()))}"
-        folder.mkdir()
-        out = [] if "--out" in words else ["--out", str(folder / "out")]
-        job = (what, str(folder), environment_of(rank, world_size, 8), [recipe, *WORDS, *out, *words])
+        folder = tmp_path_factory.mktemp(recipe)
+        words = [recipe, *WORDS, "--out", str(folder / "out"), *words]
+        job = (what, str(folder), environment_of(rank, world_size, 8), words)
         process = parents(get(recipe).environment)
         process.stdin.write(json.dumps(job) + "\n")
         process.stdin.flush()
@@ -61,12 +60,14 @@ def under_mock(parents, tmp_path):
     return do
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def simulated(under_mock):
     """Return a function that simulates a rank of `recipe`: the exit status, the simulation and what was printed."""
 
     def simulate(recipe, *words, **rank_and_world):
         status, folder = under_mock("simulate", recipe, *words, **rank_and_world)
+        # No figure is in the results folder.
+        assert {path.name for path in (folder / "out").glob("*")} <= {"runs"}
         there = (folder / "report.json").exists()
         return status, read_simulation(folder) if there else None, (folder / "log").read_text()
 

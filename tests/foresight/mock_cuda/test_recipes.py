@@ -22,7 +22,7 @@ WORK = ("--steps", "4", "--save-every", "2", "--eval-every", "2", "--eval-batche
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_runs_to_its_end(recipe, simulated, tmp_path):
+def test_a_recipe_runs_to_its_end(recipe, simulated):
     words = (*TINY, *SIZES.get(recipe, ()))
     status, simulation, log = simulated(recipe, *words, world_size=WORLD_SIZES.get(recipe, 8))
     assert status == 0, log[-3000:]
@@ -39,26 +39,20 @@ def test_a_recipe_runs_to_its_end(recipe, simulated, tmp_path):
     (time,) = times_of([simulation], "h100-80", 8).values()
     assert sum(time.busy.values()) > 0
     assert sum(time.guessed.values()) < 50, time.guessed
-    # Nothing is in the results folder.
-    assert not [path for path in tmp_path.rglob("out/*") if path.name != "runs"]
+
+
+STAGES, SHARDED = ("pipeline", "colossal_pipeline"), ("fsdp", "zero3", "hybrid_3d", "colossal_gemini")
+# A stage in the middle, the last one, and the last rank of many.
+OTHER_RANKS = [(recipe, rank, 8, ("--pp-size", "8")) for recipe in STAGES for rank in (3, 7)]
+OTHER_RANKS += [(recipe, 63, 64, ("--global-batch-size", "128", *SIZES.get(recipe, ()))) for recipe in SHARDED]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 3, 7])
-@pytest.mark.parametrize("recipe", ["pipeline", "colossal_pipeline"])
-def test_a_stage_of_a_pipeline(recipe, rank, simulated):
-    """The first, one in the middle and the last."""
-    status, _, log = simulated(recipe, *TINY, "--pp-size", "8", rank=rank)
+@pytest.mark.parametrize(("recipe", "rank", "world_size", "words"), OTHER_RANKS)
+def test_a_rank_that_is_not_the_first(recipe, rank, world_size, words, simulated):
+    status, simulation, log = simulated(recipe, *TINY, *words, rank=rank, world_size=world_size)
     assert status == 0, log[-3000:]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["fsdp", "zero3", "hybrid_3d", "colossal_gemini"])
-def test_the_last_of_64_ranks(recipe, simulated):
-    words = ("--global-batch-size", "128", *SIZES.get(recipe, ()))
-    status, simulation, log = simulated(recipe, *TINY, *words, rank=63, world_size=64)
-    assert status == 0, log[-3000:]
-    assert (simulation.facts["rank"], simulation.facts["world_size"]) == (63, 64)
+    assert (simulation.facts["rank"], simulation.facts["world_size"]) == (rank, world_size)
 
 
 @pytest.mark.slow
@@ -79,7 +73,7 @@ def test_out_of_memory_happens_as_it_would(simulated):
     assert sum(timeline.by_owner(timeline.peak_at).values()) == timeline.peak
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def train(under_mock):
     """Return a function that does all that a worker does: it trains, evaluates and saves. Only its row is refused."""
 
@@ -97,18 +91,16 @@ def train(under_mock):
 
 
 @pytest.fixture(scope="module")
-def checkpoints_of_single():
-    return []
+def saved(train):
+    checkpoints, log = train("single")
+    assert "resumed from" not in log
+    assert {path.name for path in checkpoints.iterdir()} == {"step-2", "step-4"}
+    return checkpoints / "step-2"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_run_saves_and_another_goes_on(recipe, train, checkpoints_of_single):
-    if not checkpoints_of_single:
-        checkpoints, log = train("single")
-        assert "resumed from" not in log
-        assert {path.name for path in checkpoints.iterdir()} == {"step-2", "step-4"}
-        checkpoints_of_single.append(checkpoints)
-    checkpoints, log = train(recipe, "--resume", str(checkpoints_of_single[0] / "step-2"))
+def test_a_run_saves_and_another_goes_on(recipe, train, saved):
+    checkpoints, log = train(recipe, "--resume", str(saved))
     assert "resumed from" in log
     assert {path.name for path in checkpoints.iterdir()} == {"step-4"}

@@ -25,7 +25,7 @@ def test_an_event_belongs_to_the_owner_of_its_moment(monkeypatch):
     assert list(owners.events()) == [4096, 512, 0, 8192, 1024, 3, 4096, -512, 5]
 
 
-def test_a_module_is_known_by_its_name_without_wrappers(monkeypatch):
+def test_a_module_is_known_by_its_name_without_wrappers():
     owners = Owners()
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
     owners._enter_module(torch.nn.ModuleDict({"module": model}), ())

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from gptscale.foresight.price.cost import KERNEL_S, costs_of
-from gptscale.foresight.price.record import Call, Work, read_calls, recorded_step, summary
+from gptscale.foresight.price.record import Call, Work, recorded_step, summary
 from gptscale.foresight.price.replay import replay
 from gptscale.foresight.price.step_time import priced, step_times
 
@@ -81,14 +81,6 @@ def test_a_message_knows_its_peer_and_a_collective_its_machine():
 @pytest.mark.parametrize("listed", [[], calls()[:-1], calls()[1:]])
 def test_a_step_that_does_not_end_is_none(listed):
     assert recorded_step(listed) is None
-
-
-def test_a_line_of_the_list_is_a_call(tmp_path):
-    (tmp_path / "calls").write_text("1.5\tproduct\t1f\tgemm\t2\t3\t5\t1\n2.0\tmark\t0\tstep ends\t0\t0\t0\t0\n")
-    assert read_calls(tmp_path / "calls") == [
-        Call(1.5, "product", 31, "gemm", (2, 3, 5, 1)),
-        Call(2.0, "mark", 0, "step ends", (0, 0, 0, 0)),
-    ]
 
 
 def test_a_step_is_summed_up():

@@ -41,35 +41,38 @@ def compared(forks):
     return compare
 
 
+RIGHT = {
+    "plain": ("--accumulate 2", "--two"),
+    "ddp": ("--clip 0.5", "--pad", "--bf16", "--compile", "--optimizer Own"),
+    "fsdp1": ("", "--optimizer SGD"),
+    "fsdp2": ("--clip 0.5",),
+    "accelerate": ("--tie",),
+    "fabric": ("--seed 1 --freeze",),
+    "tensor": ("--accumulate 2",),
+    "pipeline": ("--tie", "--accumulate 2 --tie"),
+    "zero2": ("--clip 0.5",),
+    "trainer": ("--clip 0.5",),
+    "lightning": ("--accumulate 2",),
+    **dict.fromkeys("zero3 sharded redundancy fsdp2@4 tensor@4".split(), ("",)),
+}
+PLANTED = {
+    "plain": "sum divided-twice wrong-group stale skipped no-broadcast",
+    "ddp": "no-reduce same-batch not-held",
+    "ddp --clip 0.05": "norm-omits drift",
+    "ddp --pad": "padding",
+    "fsdp1": "rate",
+    "fsdp2": "zero",
+    "fsdp2 --clip 0.05": "local-norm norm-by-root",
+    "accelerate --accumulate 2": "accumulation",
+    "pipeline --accumulate 2 --tie": "accumulation",
+    "pipeline --tie": "tied",
+    **dict.fromkeys(("fabric", "lightning"), "late-clear"),
+    **dict.fromkeys(("tensor", "tensor@4"), "half-zero"),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("engine", "words"),
-    [
-        ("ddp", "--clip 0.5"),
-        ("plain", "--accumulate 2"),
-        ("plain", "--two"),
-        ("fsdp1", ""),
-        ("fsdp1", "--optimizer SGD"),
-        ("fsdp2", "--clip 0.5"),
-        ("accelerate", "--tie"),
-        ("fabric", "--seed 1 --freeze"),
-        ("tensor", "--accumulate 2"),
-        ("pipeline", "--tie"),
-        ("pipeline", "--accumulate 2 --tie"),
-        ("ddp", "--pad"),
-        ("ddp", "--bf16"),
-        ("zero2", "--clip 0.5"),
-        ("zero3", ""),
-        ("ddp", "--compile"),
-        ("ddp", "--optimizer Own"),
-        ("trainer", "--clip 0.5"),
-        ("lightning", "--accumulate 2"),
-        ("sharded", ""),
-        ("redundancy", ""),
-        ("fsdp2@4", ""),
-        ("tensor@4", ""),
-    ],
-)
+@pytest.mark.parametrize(("engine", "words"), [(engine, words) for engine, each in RIGHT.items() for words in each])
 def test_a_right_program_is_called_right(compared, engine, words):
     comparison = compared(engine, words)
     assert not comparison.differences
@@ -77,35 +80,9 @@ def test_a_right_program_is_called_right(compared, engine, words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("bug", "engine", "words"),
-    [
-        ("no-reduce", "ddp", ""),
-        ("sum", "plain", ""),
-        ("divided-twice", "plain", ""),
-        ("wrong-group", "plain", ""),
-        ("local-norm", "fsdp2", "--clip 0.05"),
-        ("norm-by-root", "fsdp2", "--clip 0.05"),
-        ("norm-omits", "ddp", "--clip 0.05"),
-        ("tied", "pipeline", "--tie"),
-        ("accumulation", "accelerate", "--accumulate 2"),
-        ("accumulation", "pipeline", "--accumulate 2 --tie"),
-        ("late-clear", "fabric", ""),
-        ("stale", "plain", ""),
-        ("same-batch", "ddp", ""),
-        ("padding", "ddp", "--pad"),
-        ("skipped", "plain", ""),
-        ("zero", "fsdp2", ""),
-        ("half-zero", "tensor", ""),
-        ("not-held", "ddp", ""),
-        ("no-broadcast", "plain", ""),
-        ("rate", "fsdp1", ""),
-        ("drift", "ddp", "--clip 0.05"),
-        ("late-clear", "lightning", ""),
-        ("half-zero", "tensor@4", ""),
-    ],
-)
-def test_a_planted_bug_is_found_and_named(compared, bug, engine, words):
+@pytest.mark.parametrize(("split", "bug"), [(split, bug) for split, bugs in PLANTED.items() for bug in bugs.split()])
+def test_a_planted_bug_is_found_and_named(compared, split, bug):
+    engine, _, words = split.partition(" ")
     comparison = compared(engine, words, bug)
     assert comparison.differences
     assert finding(comparison, comparison.differences[0])[0] in (CAUSES.get(bug, bug), ALSO.get(bug))
@@ -116,27 +93,30 @@ def test_a_loader_that_cuts_sequences_is_told_of_own_data(compared):
     assert RESHAPED in answer(compared("cut"))["notes"]
 
 
+def proved(words, own):
+    """Return how a program split by an engine compares with one process: the exit status, and the answer."""
+    candidate = f"{TORCHRUN} {TRAIN} --batch 4 --device cuda {words} {own}"
+    reference = f"{sys.executable} {TRAIN} --batch 8 --device cuda {words}"
+    status = main(["prove", "--reference", reference, "--candidate", candidate, "--json", "answer.json"])
+    return status, json.loads(Path("answer.json").read_text())
+
+
 @pytest.mark.slow
-def test_the_command_says_what_is_wrong_and_where(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    candidate = f"{TORCHRUN} {TRAIN} --engine plain --batch 4 --dropout 0.1 --device cuda --bug sum"
-    reference = f"{sys.executable} {TRAIN} --batch 8 --dropout 0.1 --device cuda"
-    assert main(["prove", "--reference", reference, "--candidate", candidate, "--json", "answer.json"]) == 1
-    answer, printed = json.loads(Path("answer.json").read_text()), capfd.readouterr().out
-    assert answer["first"]["cause"] == "sum for mean"
-    assert answer["first"]["line"].startswith(f"{TRAIN}:")
+def test_the_command_says_what_is_wrong_and_where(folder, capfd):
+    status, said = proved("--dropout 0.1", "--engine plain --bug sum")
+    printed = capfd.readouterr().out
+    assert (status, said["first"]["cause"]) == (1, "sum for mean")
+    assert said["first"]["line"].startswith(f"{TRAIN}:")
     assert "WRONG    gradient of slope at step 1: times 2, the number of ranks" in printed
     assert "dropout was left out" in printed
     assert "the CPU took its place" in printed
 
 
 @pytest.mark.slow
-def test_attention_and_sums_that_only_a_gpu_has_run_on_the_cpu(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    candidate = f"{TORCHRUN} {TRAIN} --engine fsdp2 --batch 4 --device cuda"
-    reference = f"{sys.executable} {TRAIN} --batch 8 --device cuda"
-    assert main(["prove", "--reference", reference, "--candidate", candidate, "--json", "answer.json"]) == 0
-    assert json.loads(Path("answer.json").read_text())["worst"]["gradient"] < 1e-4
+def test_attention_and_sums_that_only_a_gpu_has_run_on_the_cpu(folder):
+    status, said = proved("", "--engine fsdp2")
+    assert status == 0
+    assert answer["worst"]["gradient"] < 1e-4
 
 
 LOOP = """
@@ -174,12 +154,11 @@ def test_a_program_that_cannot_be_compared_is_refused_in_a_line(tmp_path, capfd,
 
 
 @pytest.mark.slow
-def test_a_recipe_is_compared_with_one_process(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
+def test_a_recipe_is_compared_with_one_process(folder, capfd):
     # With this length a gradient of mere rounding becomes a whole step of Adam, and the next gradients are 2.3e-5 apart.
     assert main(["prove", "ddp", "--model", "tiny", "--n-layer", "2", "--seq-len", "64"]) == 0
     assert "right    2 ranks compute what one process computes, in 3 steps" in capfd.readouterr().out
-    assert not list(tmp_path.iterdir())
+    assert not list(folder.iterdir())
     # Its launcher tries a step of a model of others.
     LlamaConfig(vocab_size=257, hidden_size=64, num_hidden_layers=2, num_attention_heads=2).save_pretrained("llama")
     assert main(["prove", "fsdp", "--model", "hf:llama", "--seq-len", "16"]) == 0

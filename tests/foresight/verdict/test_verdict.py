@@ -20,7 +20,6 @@ from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.verdict import tell_verdict
 from gptscale.lenet.run.config import VisionConfig
 
-Parts = list[Part]
 LATE, LINKS = "communication-bound (late rank)", "communication-bound (links)"
 
 
@@ -28,8 +27,8 @@ def verdict_on(*ranks, host=0.0, processor=1.0, **options):
     return judge(evidence_of([trace(*rank, host, processor=processor) for rank in enumerate(ranks)], **options))
 
 
-WAITING: Parts = [*HEALTHY, Part("optimizer", True, 0.04)]
-INJECTED: dict[str, tuple[list[Parts], dict[str, object], float]] = {
+WAITING = [*HEALTHY, Part("optimizer", True, 0.04)]
+INJECTED = {
     "data-bound": ([[Part("data", False, 0.05), *HEALTHY]] * 2, {}, 51 / 146),
     "launch-bound": ([HEALTHY] * 2, {"host": 0.5}, 47.5 / 96),
     LINKS: ([WAITING] * 2, {}, 40 / 136),
@@ -49,15 +48,33 @@ INJECTED: dict[str, tuple[list[Parts], dict[str, object], float]] = {
     "memory-pressed": ([[*HEALTHY, Part("allocator", False, 0.032)]], {}, 0.25),
     "contended": ([HEALTHY] * 2, {"taken": 0.4, "processor": 0.6}, 0.4 * 95 / 96),
     "thread-bound": ([HEALTHY], {"right_threads_s": 0.048}, 0.5),
-}  # type: ignore[dict-item]
+}
+SHORT = {"forward": 0.4, "backward": 0.4}
+NAMED = [(word, *injected) for word, injected in INJECTED.items()] + [
+    # Waits in the timed steps count. The reader got ahead in the pause, so that the traced steps wait for nothing.
+    ("data-bound", [HEALTHY] * 2, {"data_wait_s": [0.001, 0.096]}, 0.5),
+    # Short products are slow for their size, and so are exchanges, without any cost of a host.
+    ("launch-bound", [HEALTHY] * 2, {"host": 0.3, "fixed": SHORT}, None),
+    ("compute-bound", [HEALTHY] * 2, {"host": 0.02, "fixed": SHORT}, None),
+    # The host of a compiled run cannot be seen.
+    ("compute-bound", [HEALTHY] * 2, {"host": 0.5, "facts": replace(FACTS, compiled=True)}, None),
+    # A gain below the spread of the steps is none.
+    ("compute-bound", INJECTED["data-bound"][0], {"step_times_s": [0.05 + 0.01 * i for i in range(30)]}, None),
+    # A rank may be late in the traced steps alone.
+    ("compute-bound", INJECTED[LATE][0], {"late": (1, 1.02)}, None),
+    (LATE, INJECTED[LATE][0], {"late": (1, 1.74)}, None),
+]
 
 
-@pytest.mark.parametrize("word", [cause.word for cause in CAUSES])
-def test_an_injected_cause_is_named_and_sized(word):
-    ranks, options, gain = INJECTED[word]
-    verdict = verdict_on(*ranks, **options)  # type: ignore[arg-type]
+def test_each_cause_is_injected():
+    assert {*INJECTED} == {cause.word for cause in CAUSES}
+
+
+@pytest.mark.parametrize(("word", "ranks", "options", "gain"), NAMED)
+def test_a_cause_is_named_and_sized(word, ranks, options, gain):
+    verdict = verdict_on(*ranks, **options)
     assert verdict.bound_by == word, verdict.line()
-    assert verdict.cause is not None
+    assert (verdict.cause is None) == (word == "compute-bound")
     if gain is not None:
         assert verdict.gain(verdict.cause) == pytest.approx(gain, abs=0.01)
     assert sum(verdict.shares.values()) == pytest.approx(1.0)
@@ -82,33 +99,6 @@ def test_a_healthy_run_has_no_cause():
     assert verdict.columns() == {"bound_by": "compute-bound"}
 
 
-def test_a_gain_below_the_spread_of_the_steps_is_no_cause():
-    slow_reader, _, _ = INJECTED["data-bound"]
-    uneven = [0.05 + 0.01 * i for i in range(30)]
-    assert verdict_on(*slow_reader, step_times_s=uneven).bound_by not in INJECTED
-
-
-def test_waits_in_the_timed_steps_count_and_not_those_after_the_pause():
-    """The reader got ahead in the pause, so that the traced steps wait for nothing."""
-    verdict = verdict_on(HEALTHY, HEALTHY, data_wait_s=[0.001, 0.096])
-    assert verdict.bound_by == "data-bound"
-    assert verdict.cause
-    assert verdict.gain(verdict.cause) == pytest.approx(0.5, abs=0.01)
-
-
-def test_a_rank_that_was_late_in_the_traced_steps_alone_is_none():
-    ranks, _, _ = INJECTED[LATE]
-    assert verdict_on(*ranks, late=(1, 1.02)).bound_by != LATE
-    assert verdict_on(*ranks, late=(1, 1.74)).bound_by == LATE
-
-
-@pytest.mark.parametrize(("host", "word"), [(0.02, "compute-bound"), (0.3, "launch-bound")])
-def test_what_short_steps_keep_is_the_hosts_only_where_the_host_takes_part(host, word):
-    """Short products are slow for their size, and so are exchanges, without any cost of a host."""
-    fixed = {"forward": 0.4, "backward": 0.4}
-    assert verdict_on(HEALTHY, HEALTHY, host=host, fixed=fixed).bound_by == word
-
-
 def test_exchanges_of_each_micro_batch_are_not_helped_by_more_of_them():
     remedy = WORDS[LINKS].remedy
     assert remedy(replace(FACTS, recipe="zero2")) == "try --micro-batch-size 8 --grad-accum-steps 1"
@@ -125,11 +115,6 @@ def test_ranks_that_share_processors_are_promised_no_more_than_those(processors,
     assert verdict.bound_by == LINKS
     assert verdict.cause
     assert verdict.cause.without_s == pytest.approx(step_s)
-
-
-def test_a_compiled_run_is_not_bound_by_a_host_that_cannot_be_seen():
-    ranks, options, _ = INJECTED["launch-bound"]
-    assert verdict_on(*ranks, **options, facts=replace(FACTS, compiled=True)).bound_by == "compute-bound"  # type: ignore[arg-type]
 
 
 def test_a_late_rank_beside_another_program_is_the_late_rank():
@@ -186,36 +171,6 @@ def test_why_explains_a_verdict(tmp_path, capsys):
     assert (tmp_path / "why.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [
-        (None, "has no verdict"),
-        ("", "cut or damaged"),
-        ("{}", "cut or damaged"),
-        ('{"format_version": 9}', "has version 9, not 1"),
-        ("[" * 100_000, "cut or damaged"),
-        ('{"format_version": 1, "bound_by": "comp', "cut or damaged"),
-        ({"bound_by": "haunted"}, "cut or damaged"),
-        ({"step_s": -1}, "cut or damaged"),
-        ({"causes": 3}, "cut or damaged"),
-        ({"ranks": [["x"]]}, "cut or damaged"),
-        ({"late_rank": "x"}, "cut or damaged"),
-        ({"shares": {"data": "many"}}, "cut or damaged"),
-    ],
-)
-def test_a_bad_verdict_is_one_line(tmp_path, content, what):
-    file = tmp_path / "verdict.json"
-    if isinstance(content, dict):
-        write_verdict(tmp_path, verdict_on(HEALTHY, HEALTHY))
-        content = json.dumps(json.loads(file.read_text()) | content)
-    if content is not None:
-        file.write_text(content)
-    with pytest.raises(ConfigError, match=what):
-        read_verdict(tmp_path)
-    with pytest.raises(ConfigError, match="does not exist"):
-        read_verdict(tmp_path / "gone")
-
-
 def test_of_a_large_world_some_ranks_are_judged_and_the_slowest_among_them():
     late = [*HEALTHY, Part("backward", False, 0.07)]
     waiting = [*HEALTHY, Part("backward", True, 0.07)]
@@ -241,23 +196,36 @@ def test_evidence_comes_back_from_its_file_as_it_was(tmp_path):
     assert read_evidence(tmp_path) == evidence_of_a_run()
 
 
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        ({"format_version": 9}, "has version 9, not 1"),
-        ({"ranks": []}, "cut or damaged"),
-        ({"ranks": [{}]}, "cut or damaged"),
-        ({"facts": {"ghost": 1}}, "cut or damaged"),
-        ({"step_times_s": []}, "cut or damaged"),
-        # No row outside of the results folder is touched.
-        ({"summary": "../other/summary.csv"}, "cut or damaged"),
+DAMAGE = {
+    "verdict.json": [
+        {"bound_by": "haunted"}, {"step_s": -1}, {"causes": 3}, {"ranks": [["x"]]}, {"late_rank": "x"}, {"shares": {"data": "x"}}
     ],
+    # No row outside of the results folder is touched.
+    EVIDENCE: [
+        {"ranks": []}, {"ranks": [{}]}, {"facts": {"ghost": 1}}, {"step_times_s": []}, {"summary": "../other/summary.csv"}
+    ],
+}  # fmt: skip
+OTHER = {"format_version": 9}
+
+
+@pytest.mark.parametrize(
+    ("name", "change"), [(name, change) for name, changes in DAMAGE.items() for change in [{}, OTHER, *changes]]
 )
-def test_damaged_evidence_is_one_line(tmp_path, change, what):
-    content = json.loads(evidence_of_a_run().as_json()) | change
-    (tmp_path / EVIDENCE).write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=what):
-        read_evidence(tmp_path)
+def test_a_damaged_file_of_a_run_is_one_line(tmp_path, name, change):
+    file, read = tmp_path / name, read_evidence if name == EVIDENCE else read_verdict
+    write_verdict(tmp_path, verdict_on(HEALTHY, HEALTHY))
+    (tmp_path / EVIDENCE).write_bytes(evidence_of_a_run().as_json())
+    text = json.dumps(json.loads(file.read_text()) | change)
+    file.write_text(text if change else text[:-9])
+    with pytest.raises(ConfigError, match="has version 9, not 1" if change is OTHER else "is cut or damaged"):
+        read(tmp_path)
+
+
+def test_the_verdict_of_no_run_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match="has no verdict"):
+        read_verdict(tmp_path)
+    with pytest.raises(ConfigError, match="does not exist"):
+        read_verdict(tmp_path / "gone")
 
 
 def test_why_judges_a_run_that_no_launcher_judged_and_fills_its_row(tmp_path, capsys):

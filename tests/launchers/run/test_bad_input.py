@@ -30,7 +30,7 @@ from gptscale.launchers.run.options import default_recipe_config
 from gptscale.launchers.run.start import plan_run
 from gptscale.lenet.run.config import RUN_IMPORTS
 from gptscale.ops.build import cache as build_cache
-from gptscale.recipes import Recipe, get
+from gptscale.recipes import get
 
 CASES = {
     "unknown command": (["swep"], "did you mean 'sweep'"),
@@ -75,6 +75,9 @@ CASES = {
     "zero bubble and data ranks": (["run", "hybrid_3d", "--nproc", "4", "--pp-size", "2", "--schedule", "InterleavedZeroBubble"], "use 1F1B or Interleaved1F1B, or no data ranks"),
     "a schedule without stages": (["run", "hybrid_3d", "--nproc", "2", "--schedule", "GPipe"], "there is no pipeline in this mesh, in --schedule, leave it out, or use --pp-size 2"),
     "resume a sweep": (["sweep", "--recipes", "single", "--resume", "x"], "a sweep begins its runs anew, in --resume"),
+    "techniques and recipes": (["sweep", "--techniques", "--recipes", "ddp"], "recipes of their own"),
+    "techniques of another step": (["sweep", "--techniques", "--compile"], "the plain step"),
+    "techniques on a cluster": (["sweep", "--techniques", "--submit"], "techniques are of one device"),
     "zero bubble compiled": (["run", "pipeline", "--nproc", "2", "--schedule", "DualPipeV", "--compile"], "pipeline does not work with compile True"),
     "more than the memory": (["run", "single", "--n-embd", "1000000", "--device", "cpu"], "each rank needs 715,2"),
     "a batch of more": (["run", "ddp", "--global-batch-size", "10000000", "--device", "cpu"], "of 10,000,000 and 10,000,000"),
@@ -157,25 +160,12 @@ def test_data_files(case, folder, refused):
 
 
 @pytest.mark.promise("C8 | an engine that is missing | the line that installs it")
-def test_missing_engine_names_the_pip_line(monkeypatch, refused):
-    row = Recipe("gptscale.recipes.single", "SingleConfig", "", memory="replicas", engine="deepspeed-of-nowhere")
-    monkeypatch.setitem(gptscale.recipes.RECIPES, "absent", row)
-    assert "pip install 'gptscale[deepspeed-of-nowhere]'" in refused(["run", "absent"])
-
-
 @pytest.mark.promise("C9 | an engine that is broken or of another version | one line with both versions")
-def test_broken_engine_is_one_line_too(monkeypatch, tmp_path_factory, refused):
-    home = tmp_path_factory.mktemp("broken")
-    (home / "broken_engine.py").write_text("import a_file_that_was_lost")
-    (home / "broken_engine-1.0.dist-info").mkdir()
-    (home / "broken_engine-1.0.dist-info" / "METADATA").write_text("Name: broken-engine\nVersion: 1.0\n")
-    monkeypatch.syspath_prepend(home)
-    row = Recipe("gptscale.recipes.single", "SingleConfig", "", memory="replicas", engine="broken-engine")
-    monkeypatch.setitem(gptscale.recipes.RECIPES, "broken", row)
-    line = refused(["run", "broken"])
+def test_an_engine_that_is_missing_or_broken(lacking_engines, refused):
+    assert "pip install 'gptscale[deepspeed-of-nowhere]'" in refused(["run", "absent"])
     assert (
         "broken-engine is installed but does not import (ModuleNotFoundError: No module named 'a_file_that_was_lost'), "
-        "in this environment, pip install --force-reinstall 'gptscale[broken-engine]'" in line
+        "in this environment, pip install --force-reinstall 'gptscale[broken-engine]'" in refused(["run", "broken"])
     )
 
 
@@ -213,20 +203,15 @@ def test_results_folder_not_writable(capsys, folder, monkeypatch):
     assert not list(folder.iterdir())
 
 
-def test_run_name_that_exists(folder, refused):
-    (folder / "results" / "runs" / "mine").mkdir(parents=True)
-    assert "add --resume or choose another --run-name" in refused(["run", "single", "--run-name", "mine"])
-    line = refused(["run", "single", "--run-name", "mine", "--resume"])
-    assert "holds no checkpoint" in line
-
-
 @pytest.mark.promise("X6")
-def test_checkpoints_of_the_run_that_are_a_link(folder, refused):
-    run = folder / "results" / "runs" / "mine"
+def test_run_name_that_exists(folder, refused):
+    words, run = ["run", "single", "--run-name", "mine"], folder / "results" / "runs" / "mine"
     run.mkdir(parents=True)
+    assert "add --resume or choose another --run-name" in refused(words)
+    assert "holds no checkpoint" in refused([*words, "--resume"])
     (run / "checkpoints").symlink_to(folder)
-    words = ["run", "single", "--run-name", "mine", "--resume", "auto"]
-    assert "checkpoints is a symbolic link, in --run-name" in refused(words)
+    assert "checkpoints is a symbolic link, in --run-name" in refused([*words, "--resume", "auto"])
+
 
 
 class Canary:
@@ -306,14 +291,6 @@ def test_an_explicit_checkpoint_that_is_damaged_never_falls_back(case, folder, r
     assert message in refused(["run", "single", "--resume", str(path)])
 
 
-@pytest.mark.promise("C14 | another model on resume | refused with all fields that differ")
-def test_a_checkpoint_of_another_model_lists_what_differs(folder, refused):
-    path = save(Holder(), folder, 4, {"workload": {"n_layer": 3, "seed": 7}})
-    line = refused(["run", "single", "--resume", str(path)])
-    assert "n_layer 3 there, 4 here" in line
-    assert "seed 7 there, 1234 here" in line
-
-
 @pytest.mark.promise("S20 | data that changed between save and resume | refused without `--allow-data-change`")
 def test_a_checkpoint_of_other_data_is_refused_unless_allowed(folder, refused):
     words = ["run", "single", "--data", "synthetic", "--device", "cpu"]
@@ -325,17 +302,20 @@ def test_a_checkpoint_of_other_data_is_refused_unless_allowed(folder, refused):
     assert main([*words, "--resume", str(path), "--allow-data-change", "--dry-run"]) == 0
 
 
-@pytest.mark.promise("C14")
-@pytest.mark.parametrize("resume", ["auto", "newest", "results/runs/mine", "results/runs/mine/checkpoints"])
+MINE = "results/runs/mine"
+
+
+@pytest.mark.promise("C14 | another model on resume | refused with all fields that differ")
+@pytest.mark.parametrize("resume", ["auto", "newest", MINE, f"{MINE}/checkpoints", f"{MINE}/checkpoints/step-4"])
 def test_another_model_is_refused_before_the_start_whatever_the_run_name(resume, folder, refused):
     """The newest checkpoint with a sound manifest is compared. Nothing is verified or set aside yet."""
-    checkpoints = folder / "results" / "runs" / "mine" / "checkpoints"
-    save(Holder(), checkpoints, 4, {"workload": {"n_layer": 3, "seed": 1234}})
+    checkpoints = folder / MINE / "checkpoints"
+    save(Holder(), checkpoints, 4, {"workload": {"n_layer": 3, "seed": 7, "n_head": 4}})
     (save(Holder(), checkpoints, 6, {"workload": {}}) / "manifest.json").write_text("{}")
-    words = ["run", "single", "--run-name", "mine", "--resume", resume]
-    line = refused(words)
+    line = refused(["run", "single", "--run-name", "mine", "--resume", resume])
     assert "n_layer 3 there, 4 here" in line
-    assert "seed" not in line
+    assert "seed 7 there, 1234 here" in line
+    assert "n_head" not in line
     assert "step-4" in line
 
 
@@ -417,18 +397,15 @@ def test_an_engine_at_a_version_that_is_not_known_to_work(recipe, version, works
     assert f"pip install '{engine}{works}" in said
 
 
-def test_an_operator_that_is_not_compiled_and_a_compiler_that_is_missing(folder, monkeypatch, refused):
+def test_an_operator_that_is_not_compiled_and_a_compiler_that_is_missing(monkeypatch, refused):
     monkeypatch.setattr(deepspeed_ops, "library", lambda op: build_cache.root() / "nowhere" / "nowhere.so")
-    said = refused(["run", "zero_offload"])
-    assert "DeepSpeed's cpu_adam not compiled yet, on this machine, run gptscale prepare" in said
-    monkeypatch.setattr(build_cache.shutil, "which", lambda name, **options: None)
-    assert "no C++ compiler, on this machine, apt-get install g++, then gptscale prepare" in refused(
-        ["run", "zero_offload"]
-    )
-    assert refused(["prepare", "--recipes", "zero_offload"]).endswith("apt-get install g++")
-    monkeypatch.undo()
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(deepspeed_ops, "library", lambda op: build_cache.root() / "nowhere" / "nowhere.so")
+    said = "DeepSpeed's cpu_adam not compiled yet, on this machine, run gptscale prepare"
+    assert said in refused(["run", "zero_offload"])
+    with monkeypatch.context() as patch:
+        patch.setattr(build_cache.shutil, "which", lambda name, **options: None)
+        said = "no C++ compiler, on this machine, apt-get install g++, then gptscale prepare"
+        assert said in refused(["run", "zero_offload"])
+        assert refused(["prepare", "--recipes", "zero_offload"]).endswith("apt-get install g++")
     monkeypatch.setattr(deepspeed_ops, "_has_libaio", lambda: False)
     assert "apt-get install libaio-dev" in refused(["run", "zero_infinity"])
 
@@ -444,18 +421,13 @@ def test_a_disk_that_is_too_small_or_cannot_be_written(folder, monkeypatch, refu
     assert "disk cannot be written" in refused(["run", "zero_infinity", "--nvme-path", "disk"])
 
 
-CONTRADICTIONS = {
-    "stage": ({"zero_optimization": {"stage": 3}}, "zero_optimization.stage is 3 there, 2 in this run"),
-    "batch": ({"train_batch_size": 64}, "train_batch_size is 64 there, 8 in this run"),
-    "clipping": ({"gradient_clipping": 0.5}, "gradient_clipping is 0.5 there, 1.0 in this run"),
-    "precision": ({"bf16": {"enabled": True}}, "bf16.enabled is True there, False in this run"),
-    "optimizer": ({"optimizer": {"type": "Lamb"}}, "optimizer cannot be set there"),
-    "a list": ([], "holds a list, not an object"),
-}
-
-
-@pytest.mark.parametrize("case", CONTRADICTIONS)
-def test_deepspeeds_json_may_not_contradict_the_run(case, folder, refused):
-    theirs, expected = CONTRADICTIONS[case]
-    (folder / "ds.json").write_text(json.dumps(theirs))
-    assert expected in refused(["run", "zero2", "--ds-config", "ds.json"])
+def test_deepspeeds_json_may_not_contradict_the_run(folder, refused):
+    theirs = {"zero_optimization": {"stage": 3}, "train_batch_size": 64, "gradient_clipping": 0.5, "bf16": {"enabled": True}}
+    said = (
+        "zero_optimization.stage is 3 there, 2 in this run; train_batch_size is 64 there, 8 in this run; "
+        "gradient_clipping is 0.5 there, 1.0 in this run; bf16.enabled is True there, False in this run"
+    )
+    optimizer = {"optimizer": {"type": "Lamb"}}, "optimizer cannot be set there"
+    for content, expected in ((theirs, said), optimizer, ([], "holds a list, not an object")):
+        (folder / "ds.json").write_text(json.dumps(content))
+        assert expected in refused(["run", "zero2", "--ds-config", "ds.json"])

@@ -213,7 +213,6 @@ def test_run_name_that_exists(folder, refused):
     assert "checkpoints is a symbolic link, in --run-name" in refused([*words, "--resume", "auto"])
 
 
-
 class Canary:
     """A pickle that creates a file when it is read."""
 
@@ -422,7 +421,8 @@ def test_a_disk_that_is_too_small_or_cannot_be_written(folder, monkeypatch, refu
 
 
 def test_deepspeeds_json_may_not_contradict_the_run(folder, refused):
-    theirs = {"zero_optimization": {"stage": 3}, "train_batch_size": 64, "gradient_clipping": 0.5, "bf16": {"enabled": True}}
+    theirs = {"zero_optimization": {"stage": 3}, "train_batch_size": 64, "gradient_clipping": 0.5}
+    theirs["bf16"] = {"enabled": True}
     said = (
         "zero_optimization.stage is 3 there, 2 in this run; train_batch_size is 64 there, 8 in this run; "
         "gradient_clipping is 0.5 there, 1.0 in this run; bf16.enabled is True there, False in this run"

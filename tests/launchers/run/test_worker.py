@@ -137,11 +137,7 @@ def test_no_file_of_a_run_holds_a_secret_of_the_environment(plan, tmp_path, monk
     ("error", "status", "exit_status"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "oom", 1),
-        (
-            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
-            "oom",
-            1,
-        ),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to"), "oom", 1),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom", 1),
         (RuntimeError("Connection closed by peer [127.0.0.1]:1234"), "failed", 7),
         (ZeroDivisionError("a defect"), "failed", 1),
@@ -187,7 +183,7 @@ def test_what_a_resumed_run_computes_otherwise_is_said(plan, capsys):
         ("newest", 2, "step 2 is saved already, in --steps"),
     ],
 )
-def test_a_run_that_is_done_stays_as_it_is(plan, tmp_path, capsys, resume, status, said):
+def test_a_run_that_is_done_stays_as_it_is_unless_it_lacks_its_row(plan, tmp_path, capsys, resume, status, said):
     assert entry.work(plan("--steps", "2", "--save-last")) == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     words = ["--steps", "2", "--data", "synthetic", "--out", str(tmp_path), "--run-name", "r", "--resume", resume]
@@ -197,19 +193,14 @@ def test_a_run_that_is_done_stays_as_it_is(plan, tmp_path, capsys, resume, statu
     assert end.value.code == status
     assert sum(said in text for text in "".join(capsys.readouterr()).splitlines()) == 2
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.parametrize("resume", ["auto", "newest"])
-def test_a_run_killed_after_its_last_save_gets_its_row(plan, tmp_path, capsys, resume):
-    assert entry.work(plan("--steps", "2", "--save-last")) == 0
+    # As if it had been killed after its last save.
     (tmp_path / "runs" / "r" / "status.json").unlink()
     (tmp_path / "summary.csv").unlink()
-    words = ["--steps", "2", "--data", "synthetic", "--out", str(tmp_path), "--run-name", "r", "--resume", resume]
     assert main(["run", "single", *words]) == 0
     assert "killed after its last step, and its row is written now" in capsys.readouterr().out
     assert row(tmp_path)["status"] == "ok"
     assert float(row(tmp_path)["loss_last"]) > 0
-    assert main(["run", "single", *words]) == (0 if resume == "auto" else 2)
+    assert main(["run", "single", *words]) == status
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
@@ -315,18 +306,14 @@ def test_an_error_in_a_collective_blames_a_peer_and_in_a_data_worker_data():
 
 def test_a_connection_lost_in_the_data_loader_is_a_dead_worker():
     """The loader meets the broken connection before it knows that the worker is dead: seen once in some hundred kills."""
-    source = "def get():\n    raise ConnectionResetError(104, 'Connection reset by peer')"
-    loader, elsewhere = {}, {}
-    exec(compile(source, "/site-packages/torch/utils/data/dataloader.py", "exec"), loader)
-    exec(compile(source, "/elsewhere.py", "exec"), elsewhere)
-    with pytest.raises(ConnectionResetError) as from_loader:
-        loader["get"]()
-    with pytest.raises(ConnectionResetError) as from_elsewhere:
-        elsewhere["get"]()
-    known = as_known(from_loader.value)
-    assert isinstance(known, DataError)
-    assert known.what == "a data worker died ([Errno 104] Connection reset by peer)"
-    assert as_known(from_elsewhere.value) is None
+    found = []
+    for file in ("/site-packages/torch/utils/data/dataloader.py", "/elsewhere.py"):
+        with pytest.raises(ConnectionResetError) as error:
+            exec(compile("raise ConnectionResetError(104, 'Connection reset by peer')", file, "exec"))
+        found.append(as_known(error.value))
+    assert isinstance(found[0], DataError)
+    assert found[0].what == "a data worker died ([Errno 104] Connection reset by peer)"
+    assert found[1] is None
 
 
 SHARES = """

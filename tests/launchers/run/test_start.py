@@ -137,13 +137,10 @@ def test_a_rank_that_dies_after_the_last_step_changes_nothing(what, rank, functi
     assert "Traceback" not in errors
 
 
-def test_a_run_refused_before_it_began_leaves_nothing(tmp_path, begin):
+@pytest.mark.promise("S13")
+def test_a_refused_start_leaves_nothing_and_no_row_of_a_run_that_goes_on(tmp_path, begin):
     assert begin(lambda name: 2) == 2
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.promise("S13")
-def test_a_refused_second_start_leaves_no_row_about_the_run_that_goes_on(tmp_path, begin):
     began(tmp_path / "runs" / "r", "the first")
     assert begin(lambda name: 2) == 2
     assert not (tmp_path / "summary.csv").exists()

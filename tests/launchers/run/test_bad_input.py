@@ -78,7 +78,6 @@ CASES = {
     "techniques and recipes": (["sweep", "--techniques", "--recipes", "ddp"], "recipes of their own"),
     "techniques of another step": (["sweep", "--techniques", "--compile"], "the plain step"),
     "techniques on a cluster": (["sweep", "--techniques", "--submit"], "techniques are of one device"),
-    "zero bubble compiled": (["run", "pipeline", "--nproc", "2", "--schedule", "DualPipeV", "--compile"], "pipeline does not work with compile True"),
     "more than the memory": (["run", "single", "--n-embd", "1000000", "--device", "cpu"], "each rank needs 715,2"),
     "a batch of more": (["run", "ddp", "--global-batch-size", "10000000", "--device", "cpu"], "of 10,000,000 and 10,000,000"),
     "more than all memories": (["sweep", "--recipes", "ddp,fsdp", "--n-embd", "1000000", "--device", "cpu"], "in the model's size, use a smaller --model"),

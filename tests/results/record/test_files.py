@@ -57,15 +57,6 @@ def test_cell(value, written):
     assert cell(value) == written
 
 
-def test_floats_read_back_exactly(tmp_path):
-    loss = 3.1415926535897931e-5 / 7
-    path = append_row(SUMMARY, tmp_path, {"status": "ok", "loss_last": loss, "error": 'a "quoted", text'})
-    (row,) = rows(path)
-    assert float(row["loss_last"]) == loss
-    assert row["error"] == 'a "quoted", text'
-    assert row["schema_version"] == str(SUMMARY.version)
-
-
 def test_unknown_column_or_status_is_refused(tmp_path):
     with pytest.raises(ValueError, match="losss"):
         append_row(SUMMARY, tmp_path, {"status": "ok", "losss": 1.0})

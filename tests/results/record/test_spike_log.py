@@ -2,7 +2,7 @@
 
 import pandas as pd
 import pytest
-from worlds import gptscale, ranks, rows
+from worlds import ranks, rows
 
 WORDS = ["--steps", 44, "--data", "synthetic", "--no-tensorboard", "--n-layer", 1, "--seq-len", 32, "--run-name", "r"]
 WORDS += ["--no-verdict"]
@@ -47,10 +47,3 @@ def test_stop_ends_the_run_and_saves_nothing_more(tmp_path, capfd):
     ranks("world_faulty.py", 2, "spike", "ddp", *words, status=6)
     assert "standard deviations above the mean" in capfd.readouterr().err
     assert sorted(path.name for path in (tmp_path / "runs" / "r" / "checkpoints").iterdir()) == ["step-20"]
-
-
-def test_deepspeed_refuses_to_skip(tmp_path):
-    ended = gptscale("run", "zero2", "--on-spike", "skip", "--out", tmp_path)
-    assert ended.returncode == 2
-    assert "zero2 does not work with on_spike skip" in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1

@@ -1,6 +1,5 @@
 """What is installed is gptscale and nothing else, and all of it."""
 
-import ast
 import configparser
 import os
 import re
@@ -115,18 +114,3 @@ def test_all_that_is_needed_is_locked_with_its_hash(locked, extra):
 
     assert {*needed(setup_cfg["options"]["install_requires"])} <= {*names}
     assert {*needed(setup_cfg["options.extras_require"][extra])} <= {*names}
-
-
-def test_rooms_are_imported_by_their_full_name():
-    """A bare `import common` would make a second copy of every class, where the checkout is on the path."""
-    bare = []
-    for path in [*ROOT.glob("tests/**/*.py"), *(p for f in folders_with_modules() for p in f.glob("*.py"))]:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom):
-                names = [node.module or ""] if not node.level else ["common"]
-            elif isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            else:
-                continue
-            bare += [f"{path}: {name}" for name in names if name.split(".")[0] in ROOMS]
-    assert not bare

@@ -77,12 +77,9 @@ def test_operators_are_compiled_ahead_of_time_where_there_is_a_compiler(wheel, n
 
 # Whichever test comes first waits for the compiler.
 @pytest.mark.timeout(400)
-def test_the_wheel_holds_gptscale_and_nothing_generic(names):
+def test_the_wheel_holds_every_module_and_type_marker_and_nothing_generic(names):
     tops = {name.split("/")[0] for name in names}
     assert {t for t in tops if not t.endswith(".dist-info")} == {"gptscale"}
-
-
-def test_the_wheel_holds_every_module_and_type_marker(names):
     modules = {f"gptscale/{p.relative_to(ROOT)}" for f in folders_with_modules() for p in f.glob("*.py")}
     assert {n for n in names if n.endswith(".py")} == modules
     assert {f"gptscale/{room}/py.typed" for room in ROOMS} <= names

@@ -3,6 +3,9 @@
 import pytest
 
 import gptscale.recipes
+from gptscale.common.process.world import World
+from gptscale.launchers.run.options import parse_run
+from gptscale.launchers.run.preflight import preflight
 from gptscale.recipes import Recipe
 
 
@@ -17,3 +20,15 @@ def lacking_engines(monkeypatch, tmp_path_factory):
     for name, engine in (("absent", "deepspeed-of-nowhere"), ("broken", "broken-engine")):
         row = Recipe("gptscale.recipes.single", "SingleConfig", "", "replicas", engine=engine)
         monkeypatch.setitem(gptscale.recipes.RECIPES, name, row)
+
+
+@pytest.fixture
+def plan(tmp_path):
+    """Return a function that checks a run of one process with further options."""
+
+    def make(*words):
+        own = ["--data", "synthetic", "--out", str(tmp_path), "--run-name", "r"]
+        config, recipe_config = parse_run("single", [*own, *words])
+        return preflight("single", config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
+
+    return make

@@ -40,17 +40,6 @@ def room_for(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_resume_moves_rows_beyond_the_checkpoint_aside(tmp_path):
-    path = tmp_path / "steps.csv"
-    written(path, range(1, 8))
-    # The row of step 7 is torn.
-    path.write_bytes(path.read_bytes()[:-3])
-    written(path, (5, 6), after_step=4)
-    assert steps_in(path) == [1, 2, 3, 4, 5, 6]
-    discarded = (tmp_path / "steps.discarded.csv").read_text().splitlines()
-    assert discarded == ["5,0.5,0.5,0.5,0.5,0.5,0.5", "6,0.5,0.5,0.5,0.5,0.5,0.5"]
-
-
 @pytest.mark.promise("S15")
 @pytest.mark.parametrize(
     "bad",
@@ -70,17 +59,19 @@ def test_resume_moves_rows_beyond_the_checkpoint_aside(tmp_path):
     ],
     ids=range(12),
 )
-def test_a_damaged_line_moves_aside_and_the_run_goes_on(tmp_path, capsys, bad):
+def test_a_damaged_line_and_rows_beyond_the_checkpoint_move_aside(tmp_path, capsys, bad):
     path = tmp_path / "steps.csv"
-    written(path, range(1, 7))
+    written(path, range(1, 8))
     header, *rows = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([header, *rows[:3], bad, *rows[3:]]))
-    written(path, [6], after_step=5)
+    # The row of step 7 is torn.
+    path.write_bytes(b"".join([header, *rows[:3], bad, *rows[3:]])[:-3])
+    written(path, [5, 6], after_step=4)
     assert steps_in(path) == [1, 2, 3, 4, 5, 6]
-    assert (tmp_path / "steps.discarded.csv").read_bytes() == bad + rows[5]
-    (said,) = capsys.readouterr().err.splitlines()
-    assert "line 5 of" in said
-    assert "held no whole row" in said
+    assert (tmp_path / "steps.discarded.csv").read_bytes() == b"".join([bad, *rows[4:6]])
+    torn, damaged = capsys.readouterr().err.splitlines()
+    assert "torn" in torn
+    assert "line 5 of" in damaged
+    assert "held no whole row" in damaged
 
 
 @pytest.mark.promise(

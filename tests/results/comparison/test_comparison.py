@@ -20,6 +20,7 @@ from rich.console import Console
 
 from gptscale.common.errors import StorageError
 from gptscale.launchers.cli import main
+from gptscale.recipes import RECIPES
 from gptscale.results.columns import SUMMARY
 from gptscale.results.comparison import picture, write
 from gptscale.results.comparison.groups import Group, compare
@@ -94,12 +95,16 @@ def test_a_bar_of_state_is_stacked_by_kind_up_to_the_rest_of_the_peak(tmp_path):
 
 def test_other_work_is_not_ranked_and_says_what_differs(tmp_path):
     add_runs(tmp_path, single=1000.0, ddp=2000.0)
-    add_run(tmp_path, "fsdp", 9000.0, work={"lr": 1e-3, "data_fingerprint": "bbbb"})
+    run_id = add_run(tmp_path, "fsdp", 9000.0, work={"steps": 30, "lr": 1e-3, "data_fingerprint": "bbbb"})
     comparison = compare(load([tmp_path]))
     assert order(comparison) == ["ddp x2", "single x1"]
     assert [group.name for group in comparison.apart] == ["fsdp x2"]
-    assert notes(comparison) == ["fsdp x2: other work: lr 0.001 (ranked: 0.0005); data_fingerprint bbbb (ranked: aaaa)"]
+    differ = "steps 30 (ranked: 20); lr 0.001 (ranked: 0.0005); data_fingerprint bbbb (ranked: aaaa)"
+    assert notes(comparison) == [f"fsdp x2: other work: {differ}"]
     assert cells(comparison)[2]["speed-up"] == "-"
+    # Then only the columns say it.
+    (tmp_path / "runs" / run_id / "run.json").unlink()
+    assert notes(compare(load([tmp_path]))) == ["fsdp x2: other work: steps 30 (ranked: 20)"]
 
 
 def test_a_technique_has_a_ratio_and_equal_tokens_are_told(tmp_path):
@@ -115,14 +120,6 @@ def test_a_technique_has_a_ratio_and_equal_tokens_are_told(tmp_path):
     assert technique.notes[0].startswith("same data by another technique: precision bf16 (ranked: ")
     assert other.notes == ["as many tokens in other batches: steps 10 (ranked: 20); global_batch_size 16 (ranked: 8)"]
     assert cells(comparison)[3]["speed-up"] == "-"
-
-
-def test_without_run_json_the_columns_say_what_differs(tmp_path):
-    add_runs(tmp_path, single=1000.0, ddp=2000.0)
-    run_id = add_run(tmp_path, "fsdp", work={"model": "gpt2", "steps": 30, "lr": 1.0})
-    (tmp_path / "runs" / run_id / "run.json").unlink()
-    (note,) = notes(compare(load([tmp_path])))
-    assert note == "fsdp x2: other work: model gpt2 (ranked: tiny); steps 30 (ranked: 20)"
 
 
 def test_work_of_most_recipes_is_ranked_newest_among_equals(tmp_path):
@@ -446,12 +443,6 @@ def test_a_picture_of_very_many_groups_shows_the_fastest_without_steps_too(tmp_p
     assert len(comparison.ranked) == 60
     assert "20 slower groups are not drawn" in picture._title(comparison)
     assert picture_bytes(Drawing(comparison).figure())
-
-
-RECIPES = (
-    "single ddp fsdp zero1 zero2 zero3 zero_offload zero_infinity tensor pipeline hybrid_3d accelerate_fsdp lightning_fabric "
-    "fairscale_sdp colossal_tensor colossal_pipeline colossal_gemini"
-).split()
 
 
 @pytest.mark.parametrize("width", [130, 100, 80])

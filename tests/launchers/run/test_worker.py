@@ -94,7 +94,7 @@ def test_signals_leave_the_heap_alone():
 
 @pytest.mark.promise("C19")
 @pytest.mark.promise("X12")
-def test_leaves_row_configuration_status_and_steps(plan, tmp_path, monkeypatch, capsys):
+def test_a_run_leaves_its_row_files_and_steps_and_no_secret(plan, tmp_path, monkeypatch, capsys):
     """On a host whose name is no text. No file holds a secret of the environment."""
     monkeypatch.setattr(socket, "gethostname", lambda: "h\udcff")
     monkeypatch.setenv("GPTSCALE_TEST_TOKEN", "canary-3141592")

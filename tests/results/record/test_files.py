@@ -85,7 +85,7 @@ def test_eight_writers_leave_whole_rows_and_one_header(tmp_path):
 
 
 @pytest.mark.promise("S15")
-def test_a_torn_last_line_is_cut_and_reported_and_a_torn_header_is_written_anew(tmp_path, capsys):
+def test_a_torn_last_line_is_cut_and_a_torn_header_written_anew(tmp_path, capsys):
     (tmp_path / "summary.csv").write_text("schema_ver")
     path = append_row(SUMMARY, tmp_path, {"run_id": "first", "status": "ok"})
     capsys.readouterr()

@@ -1,15 +1,16 @@
 """When checkpoints are saved, what a full disk or a kill costs, and from where a run goes on."""
 
-import pandas as pd
 import pytest
-import torch
 from holder import poison
-from worlds import gptscale, ok, ranks
+from worlds import assert_same_state, gptscale, ok, ranks, steps
 
 from gptscale.common.checkpoint.reader import Reader, newest_valid, step_folders
 from gptscale.common.errors import StorageError
 from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.launchers.run import checkpoints
+
+SHORT = ["--model", "tiny", "--data", "synthetic", "--global-batch-size", "4", "--no-tensorboard", "--save-every", "2"]
+FIGURES = ["loss", "grad_norm"]
 
 
 @pytest.mark.promise(
@@ -87,9 +88,7 @@ def test_a_stop_waits_for_the_save_behind_the_steps_and_costs_no_bit(tmp_path):
     assert [path.name for path in step_folders(checkpoints)] == ["step-12", "step-8"]
     for path in unbroken.rglob("*.safetensors"):
         assert path.read_bytes() == (checkpoints / path.relative_to(unbroken)).read_bytes()
-    files = (folder.parent / "steps.csv" for folder in (checkpoints, unbroken))
-    columns = [pd.read_csv(file)[["step", "loss", "grad_norm"]] for file in files]
-    assert columns[0].equals(columns[1])
+    assert steps(checkpoints.parent)[FIGURES].equals(steps(unbroken.parent)[FIGURES])
 
 
 @pytest.mark.promise("P7 | of one rank within a save | the step is not committed")
@@ -99,9 +98,6 @@ def test_a_rank_killed_in_a_save_leaves_a_whole_checkpoint(moment, newest, behin
     ranks("world_killed_in_save.py", 2, tmp_path, moment, *behind, status=7)
     assert newest_valid(tmp_path, say=pytest.fail).step == newest
     assert (len(list(tmp_path.glob(".tmp-step-4-*"))) == 1) == (newest == 2)
-
-
-SHORT = ["--model", "tiny", "--data", "synthetic", "--global-batch-size", "4", "--no-tensorboard", "--save-every", "2"]
 
 
 def test_a_resume_from_an_older_step_sets_aside_what_lies_beyond(tmp_path):
@@ -117,7 +113,7 @@ def test_a_resume_from_an_older_step_sets_aside_what_lies_beyond(tmp_path):
     said = ok(*words, "--steps", 8, "--resume").stdout
     assert f"resumed from {folder / 'step-6'}" in said
     assert "set aside" not in said
-    assert list(pd.read_csv(tmp_path / "runs" / "r" / "steps.csv").step) == list(range(1, 9))
+    assert list(steps(tmp_path / "runs" / "r").index) == list(range(1, 9))
     # A run that resumes from the folder of another leaves that as it is.
     before = sorted(folder.iterdir())
     ok(*words[:-1], "other", "--steps", 6, "--resume", folder / "step-6.discarded", "--steps", 8)
@@ -137,11 +133,8 @@ def test_a_rank_killed_at_any_part_of_a_step_costs_no_bit(tmp_path):
         folder = tmp_path / "runs" / part
         assert [path.name for path in step_folders(folder / "checkpoints")] == ["step-4"]
         ranks("world_faulty.py", 2, "none", *run, "--resume")
-        columns = ["step", "loss", "grad_norm"]
-        assert pd.read_csv(folder / "steps.csv")[columns].equals(pd.read_csv(unbroken / "steps.csv")[columns])
-        last, expected = (Reader(step_folders(run / "checkpoints")[0]).verify() for run in (folder, unbroken))
-        assert last.step == expected.step == 7
-        assert all(torch.equal(last.read(name), expected.read(name)) for name in expected.names())
+        assert steps(folder)[FIGURES].equals(steps(unbroken)[FIGURES])
+        assert_same_state(folder / "checkpoints/step-7", unbroken / "checkpoints/step-7")
 
 
 def test_auto_begins_when_nothing_is_saved_yet_and_resumes_else(tmp_path):
@@ -154,7 +147,7 @@ def test_auto_begins_when_nothing_is_saved_yet_and_resumes_else(tmp_path):
     assert f"nothing to resume in {folder}, the run begins at step 0" in said.stdout
     assert ".tmp-step-2-0123" in said.stdout
     assert f"resumed from {folder / 'step-4'}" in ok(*words, "--steps", 5).stdout
-    assert list(pd.read_csv(folder.parent / "steps.csv").step) == [1, 2, 3, 4, 5]
+    assert list(steps(folder.parent).index) == [1, 2, 3, 4, 5]
     # Damaged checkpoints are no reason to begin: not now, and not when they were set aside.
     for path in step_folders(folder):
         poison(path, "model/wte.weight")

@@ -9,7 +9,6 @@ import pytest
 
 from gptscale.launchers.cli import main
 from gptscale.launchers.cluster import after_ranks
-from gptscale.launchers.cluster.submission import split_sbatch
 from gptscale.launchers.commands import sweep
 
 RUN = ["--data", "synthetic", "--run-name", "mine"]
@@ -34,8 +33,8 @@ BATCH = "--global-batch-size 12 --micro-batch-size 1"
     ("words", "sbatch", "has", "lacks"),
     [
         (
-            "ddp --nodes 2 --time 1:00 '--comment=it is mine; rm' --signal=TERM@9 --exclusive",
-            "time=1:00 signal=TERM@9 exclusive nodes=2 ntasks-per-node=1 no-requeue",
+            "ddp --nodes 2 --time 1:00 '--comment=it is mine; rm' --signal=TERM@9 --exclusive --partition gpu --hold",
+            "time=1:00 signal=TERM@9 exclusive partition=gpu hold nodes=2 ntasks-per-node=1 no-requeue",
             [],
             ["B:TERM", "scontrol requeue", "--resume"],
         ),
@@ -79,6 +78,7 @@ def test_what_sbatch_is_asked_for_and_what_the_ranks_are(words, sbatch, has, lac
         (["single", "--nodes", "2"], "single is one process"),
         (["ddp", "--nodes", "3", "--global-batch-size", "8"], "in --global-batch-size"),
         (["ddp", "--nodse", "2"], "did you mean '--nodes'?"),
+        (["ddp", "--partition-of", "3"], "unknown option '--partition-of'"),
         (["fsdp", "--gpus-per-node", "8", "--global-batch-size", "12"], "in --global-batch-size"),
         (["zero_infinity", "--save-every", "5", "--save-async"], "the state on disk would have to fit into memory"),
     ],
@@ -145,10 +145,3 @@ def test_a_killed_rank_0_gets_its_row_once(tmp_path, monkeypatch):
     (folder / "status.json").write_text(json.dumps({"start": "7.1", "status": "ok", "step": 4, "row": row}))
     assert after_ranks.main(folder, 137) == 0
     assert (tmp_path / "summary.csv").read_text().count(",r,,ok,") == 1
-
-
-def test_options_with_and_without_a_value():
-    words = "ddp --partition gpu --time=1:00:00 --steps 5 --exclusive --partition-of 3 --hold".split()
-    sbatch, others = split_sbatch(words)
-    assert sbatch == ["--partition=gpu", "--time=1:00:00", "--exclusive", "--hold"]
-    assert others == "ddp --steps 5 --partition-of 3".split()

@@ -43,7 +43,12 @@ def test_a_full_disk_costs_a_checkpoint_and_then_the_run(plan, behind, monkeypat
     monkeypatch.setattr(checkpoints, "ReplicaCheck", lambda engine: lambda step: None)
     monkeypatch.setattr(checkpoints, "BackgroundSave", Background)
     monkeypatch.setattr(checkpoints, "save", save)
-    saver = checkpoints.Saver(plan("--save-every", "2", *behind), None, None, lambda: None, SpikeWatch())
+    arguments = plan("--save-every", "2", *behind), None, None, lambda: None, SpikeWatch()
+    # The last save is waited for, and a run that misses it ends.
+    with pytest.raises(StorageError):
+        checkpoints.Saver(*arguments)(9, last=True)
+    saves.clear()
+    saver = checkpoints.Saver(*arguments)
     for step in range(1, 6):
         saver(step, last=False)
     assert saves == [2, 4]

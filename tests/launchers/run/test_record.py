@@ -46,7 +46,7 @@ def test_the_bubble_is_the_share_of_timed_steps_that_ranks_idled():
     assert bubble_figures(ranks, RECORDER) == {"bubble_fraction": pytest.approx(3 / 8), "bubble_fraction_theory": 0.25}
 
 
-def test_without_files_there_are_no_rates_and_without_timed_steps_no_shares():
+def test_without_files_no_rates_and_without_timed_steps_no_shares():
     figures = offload_figures([Offload(cpu_bytes=GIB, waits_s=(0.0, 0.0))], RECORDER)
     assert (figures["offload_read_gib_per_s"], figures["offload_write_gib_per_s"]) == (None, None)
     assert figures["offload_wait_fraction"] == 0.0

@@ -71,20 +71,6 @@ def test_the_fault_page_has_the_promises_of_the_tests():
         assert set(named) <= set(numbers), bullet
 
 
-@pytest.mark.parametrize(
-    ("markers", "said"),
-    [
-        (["P1 | a | b", "P1 | a | c"], "two tests tell what P1 is"),
-        (["P1 | a | b", "P1 P2"], "no test tells what P2 is"),
-    ],
-)
-def test_a_promise_has_one_text(markers, said, tmp_path):
-    for index, text in enumerate(markers):
-        (tmp_path / f"test_{index}.py").write_text(f"@pytest.mark.promise({text!r})\ndef test_it(): ...\n")
-    with pytest.raises(ValueError, match=said):
-        promises.rows(tmp_path)
-
-
 def test_every_drawing_is_drawn_by_the_script_and_shown_on_a_page(tmp_path):
     folder = ROOT / "docs" / "images" / "drawings"
     drawings.main(tmp_path)

@@ -37,9 +37,9 @@ PATHS = [path for room in {room.split(".")[0] for room in LEVEL} for path in (RO
 FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in PATHS}
 FILES = {module if module.startswith(OUTSIDE) else f"gptscale.{module}": path for module, path in FILES.items()}
 FILES = {module.removesuffix(".__init__"): path for module, path in FILES.items()}
-TREES = {module: ast.parse(path.read_text()) for module, path in FILES.items()}
-# The package and its tests.
-ALL_PATHS = [*PATHS, *(ROOT / "tests").rglob("*.py")]
+# The trees of the package and of its tests.
+ALL_TREES = {path: ast.parse(path.read_text()) for path in [*PATHS, *(ROOT / "tests").rglob("*.py")]}
+TREES = {module: ALL_TREES[path] for module, path in FILES.items()}
 
 
 def report(offences):
@@ -124,8 +124,7 @@ def test_no_class_name_is_used_twice():
 def test_docstrings_begin_with_one_plain_sentence():
     """Private functions and methods, and the tests, may lack one. Any that is there keeps to the form."""
     offences = []
-    for path in ALL_PATHS:
-        tree = ast.parse(path.read_text())
+    for path, tree in ALL_TREES.items():
         for node in (node for node in ast.walk(tree) if isinstance(node, DEFINITIONS)):
             name = getattr(node, "name", "module")
             first, *_ = (ast.get_docstring(node) or "").splitlines() or [""]
@@ -142,7 +141,7 @@ def test_docstrings_begin_with_one_plain_sentence():
 def test_comments_stand_above_what_they_explain_and_begin_with_the_thing():
     """The tests keep to it too. A comment that begins with Of or What hides its subject."""
     offences = []
-    for path in ALL_PATHS:
+    for path in ALL_TREES:
         with path.open("rb") as file:
             tokens = [token for token in tokenize.tokenize(file.readline) if token.type == tokenize.COMMENT]
         behind = (token for token in tokens if token.line[: token.start[1]].strip())
@@ -152,7 +151,7 @@ def test_comments_stand_above_what_they_explain_and_begin_with_the_thing():
 
 
 def test_names_of_tests_have_at_most_70_characters():
-    nodes = [(path, node) for path in ALL_PATHS for node in ast.walk(ast.parse(path.read_text()))]
+    nodes = [(path, node) for path, tree in ALL_TREES.items() for node in ast.walk(tree)]
     names = [(path, node.lineno, node.name) for path, node in nodes if isinstance(node, ast.FunctionDef)]
     longer = [(path, line, f"{name} has {len(name)}") for path, line, name in names if re.match(r"test_.{66}", name)]
     report(longer)

@@ -57,9 +57,7 @@ def test_an_older_file_is_read_extended_and_continued(version, tmp_path):
     assert path.read_bytes().startswith(SUMMARY.header)
     first, second, third = rows(path)
     assert {name: first[name] for name in old} == old
-    assert [first[column.name] for column in SUMMARY.columns if column.since > version] == [
-        "" for column in SUMMARY.columns if column.since > version
-    ]
+    assert {first[column.name] for column in SUMMARY.columns if column.since > version} == {""}
     assert first["pp_size"] == "2"
     assert (second["optimizer"], second["lr"], second["schema_version"]) == ("sgd", "0.5", str(SUMMARY.version))
     assert third["run_id"] == "next"

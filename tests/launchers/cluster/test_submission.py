@@ -2,14 +2,14 @@
 
 import json
 import os
+import shlex
 import subprocess
 
 import pytest
 
-from gptscale.common.errors import ConfigError
 from gptscale.launchers.cli import main
 from gptscale.launchers.cluster import after_ranks
-from gptscale.launchers.cluster.submission import split_sbatch
+from gptscale.launchers.commands import sweep
 
 RUN = ["--data", "synthetic", "--run-name", "mine"]
 
@@ -25,71 +25,67 @@ def script(capsys, *words, command="submit"):
 pytestmark = pytest.mark.usefixtures("folder")
 
 
-def test_options_of_sbatch_go_into_the_script(capsys, tmp_path):
-    text = script(
-        capsys, "ddp", "--nodes", "2", "--time", "1:00", "--comment=it's mine", "--signal=TERM@9", "--exclusive", *RUN
-    )
-    lines = text.splitlines()
-    for line in ("--time=1:00", "--signal=TERM@9", "--exclusive", "--nodes=2", "--ntasks-per-node=1", "--no-requeue"):
-        assert f"#SBATCH {line}" in lines
-    assert "B:TERM" not in text
-    assert "scontrol requeue" not in text
-    assert "--resume" not in text
+SAVE = "--save-every 5"
+BATCH = "--global-batch-size 12 --micro-batch-size 1"
+
+
+@pytest.mark.parametrize(
+    ("words", "sbatch", "has", "lacks"),
+    [
+        (
+            "ddp --nodes 2 --time 1:00 '--comment=it is mine; rm' --signal=TERM@9 --exclusive --partition gpu --hold",
+            "time=1:00 signal=TERM@9 exclusive partition=gpu hold nodes=2 ntasks-per-node=1 no-requeue",
+            [],
+            ["B:TERM", "scontrol requeue", "--resume"],
+        ),
+        # A run that saves goes back into the queue.
+        (f"ddp --nodes 2 --nproc 2 {SAVE}", "requeue", ["--resume auto", "scontrol requeue"], []),
+        # With fewer nodes the accumulation grows.
+        ("ddp --nodes 4 --min-nodes 4 --global-batch-size 12 " + SAVE, "nodes=4", [], []),
+        (f"ddp --nodes 4 --min-nodes 3 {BATCH} {SAVE}", "nodes=3-4 exclusive", [BATCH + " "], []),
+        (f"ddp --nodes 2 --min-nodes 1 --exclusive=user {SAVE}", "exclusive=user", [], ["#SBATCH --exclusive\n"]),
+        # A job of GPUs is planned where there is none.
+        (
+            "fsdp --nodes 2 --gpus-per-node 8 --precision fp8 --global-batch-size 64",
+            "gpus-per-node=8 ntasks-per-node=8",
+            ["--device cuda"],
+            [],
+        ),
+    ],
+)
+def test_what_sbatch_is_asked_for_and_what_the_ranks_are(words, sbatch, has, lacks, capsys, tmp_path):
+    text = script(capsys, *shlex.split(words), *RUN)
+    assert {f"#SBATCH --{option}" for option in sbatch.split()} <= {*text.splitlines()}
+    assert all(part in text for part in has)
+    assert not any(part in text for part in lacks)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_that_saves_goes_back_into_the_queue(capsys):
-    text = script(capsys, "ddp", "--nodes", "2", "--nproc", "2", "--save-every", "5", *RUN)
-    assert "#SBATCH --requeue\n" in text
-    assert "--resume auto" in text
-    assert "scontrol requeue" in text
-
-
-def test_with_fewer_nodes_the_accumulation_grows(capsys, refused):
-    save = ["--save-every", "5", *RUN]
-    text = script(capsys, "ddp", "--nodes", "4", "--min-nodes", "4", "--global-batch-size", "12", *save)
-    assert "#SBATCH --nodes=4\n" in text
-    words = "--nodes 4 --min-nodes 3 --global-batch-size 12 --micro-batch-size 1".split()
-    text = script(capsys, "ddp", *words, *save)
-    assert "#SBATCH --nodes=3-4\n" in text
-    assert "#SBATCH --exclusive\n" in text
-    assert "--global-batch-size 12 --micro-batch-size 1 " in text
-    text = script(capsys, "ddp", "--nodes", "2", "--min-nodes", "1", "--exclusive=user", *save)
-    assert "#SBATCH --exclusive=user\n" in text
-    assert "#SBATCH --exclusive\n" not in text
-    words[-1] = "3"
-    line = refused(["submit", "ddp", *words, *save, "--dry-run"])
-    assert "on 3 of the nodes global batch 12 is not a multiple of 9" in line
-    assert line.endswith("in --min-nodes, leave it out")
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         (["ddp", "--time"], "--time has no value"),
+        (["ddp", "--account", "--steps", "5"], "--account has no value"),
+        (["ddp", "--comment=a\n#SBATCH --uid=0"], "--comment has a value of several lines"),
         (["ddp", "--nodes", "2", "--nproc", "0"], "nproc 0 is out of range, in --nproc"),
         (["ddp", "--nodes", "2", "--min-nodes", "3"], "min_nodes 3 is out of range"),
         (["ddp", "--nodes", "2", "--min-nodes", "1"], "the run saves nothing to go on from"),
         (["ddp", "--nodes", "2", "--resume", "somewhere/step-3"], "would resume somewhere/step-3 again"),
+        (
+            f"ddp --nodes 4 --min-nodes 3 {SAVE} --global-batch-size 12 --micro-batch-size 3".split(),
+            "multiple of 9 (micro-batch 3 x accumulation free x data ranks 3), in --min-nodes, leave it out",
+        ),
         (["single", "--nodes", "2"], "single is one process"),
-        (["ddp", "--nodes", "3"], "in --global-batch-size"),
+        (["ddp", "--nodes", "3", "--global-batch-size", "8"], "in --global-batch-size"),
         (["ddp", "--nodse", "2"], "did you mean '--nodes'?"),
+        (["ddp", "--partition-of", "3"], "unknown option '--partition-of'"),
         (["fsdp", "--gpus-per-node", "8", "--global-batch-size", "12"], "in --global-batch-size"),
         (["zero_infinity", "--save-every", "5", "--save-async"], "the state on disk would have to fit into memory"),
     ],
 )
 def test_refused_before_anything_is_submitted(words, expected, refused):
-    if words[-1] == "3":
-        words = [*words, "--global-batch-size", "8"]
-    assert expected in refused(["submit", *words, *(RUN if words[-1] != "--time" else []), "--dry-run"])
-
-
-def test_a_gpu_job_is_planned_where_there_is_no_gpu(capsys):
-    words = "--nodes 2 --gpus-per-node 8 --precision fp8 --global-batch-size 64".split()
-    text = script(capsys, "fsdp", *words, *RUN)
-    assert "#SBATCH --gpus-per-node=8\n" in text
-    assert "#SBATCH --ntasks-per-node=8\n" in text
-    assert "--device cuda" in text
+    recipe, *own = words
+    assert expected in refused(["submit", recipe, *RUN, "--dry-run", *own])
 
 
 def test_without_slurm_it_says_so(tmp_path, monkeypatch, refused):
@@ -107,25 +103,15 @@ def test_what_sbatch_refuses_is_one_line(capsys, tmp_path, monkeypatch):
 
 
 def test_techniques_are_runs_of_one_device_at_equal_data(monkeypatch, tmp_path, capsys):
-    from gptscale.launchers.commands.sweep import TECHNIQUES, main
-
     runs = []
     monkeypatch.setattr("gptscale.launchers.run.start.start", lambda *words: runs.append(words) or 0)
     monkeypatch.setattr("gptscale.results.comparison.write.write_comparison", lambda *folders: None)
-    monkeypatch.setattr("gptscale.launchers.commands.sweep.begin_warm_parent", lambda *words, **options: None)
-    monkeypatch.setattr("gptscale.launchers.commands.sweep.make_warm_parents", lambda rows: None)
-    monkeypatch.setattr("gptscale.launchers.commands.sweep.wait_for_warm_parents", lambda: None)
-    assert main(["--techniques", "--data", "synthetic", "--device", "cpu", "--out", str(tmp_path)]) == 0
-    assert [(recipe, nproc) for recipe, _, _, nproc in runs] == [(recipe, 1) for recipe, _ in TECHNIQUES.values()]
+    for name in ("begin_warm_parent", "make_warm_parents", "wait_for_warm_parents"):
+        monkeypatch.setattr(sweep, name, lambda *words, **options: None)
+    assert main(["sweep", "--techniques", "--data", "synthetic", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    assert [(recipe, nproc) for recipe, _, _, nproc in runs] == [(recipe, 1) for recipe, _ in sweep.TECHNIQUES.values()]
     assert {config.global_batch_size for _, config, _, _ in runs} == {8}
     assert [config.grad_accum_steps for _, config, _, _ in runs if config.grad_accum_steps] == [4]
-    for words, why in (
-        (["--recipes", "ddp"], "recipes of their own"),
-        (["--compile"], "the plain step"),
-        (["--submit"], "one device"),
-    ):
-        with pytest.raises(ConfigError, match=why):
-            main(["--techniques", *words])
 
 
 def test_a_sweep_is_an_array_with_a_run_in_each_task(capsys):
@@ -159,23 +145,3 @@ def test_a_killed_rank_0_gets_its_row_once(tmp_path, monkeypatch):
     (folder / "status.json").write_text(json.dumps({"start": "7.1", "status": "ok", "step": 4, "row": row}))
     assert after_ranks.main(folder, 137) == 0
     assert (tmp_path / "summary.csv").read_text().count(",r,,ok,") == 1
-
-
-def test_options_with_and_without_a_value():
-    words = "ddp --partition gpu --time=1:00:00 --steps 5 --exclusive --partition-of 3 --hold".split()
-    sbatch, others = split_sbatch(words)
-    assert sbatch == ["--partition=gpu", "--time=1:00:00", "--exclusive", "--hold"]
-    assert others == "ddp --steps 5 --partition-of 3".split()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--account"], "--account has no value"),
-        (["--account", "--steps", "5"], "--account has no value"),
-        (["--comment=a\n#SBATCH --uid=0"], "--comment has a value of several lines"),
-    ],
-)
-def test_a_value_that_is_missing_or_would_be_another_line_of_the_script(words, message):
-    with pytest.raises(ConfigError, match=message):
-        split_sbatch(words)

@@ -1,36 +1,61 @@
 """When checkpoints are saved, what a full disk or a kill costs, and from where a run goes on."""
 
-import pandas as pd
 import pytest
-import torch
 from holder import poison
-from worlds import gptscale, ok, ranks
+from worlds import assert_same_state, gptscale, ok, ranks, steps
 
 from gptscale.common.checkpoint.reader import Reader, newest_valid, step_folders
 from gptscale.common.errors import StorageError
 from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.launchers.run import checkpoints
 
+SHORT = ["--model", "tiny", "--data", "synthetic", "--global-batch-size", "4", "--no-tensorboard", "--save-every", "2"]
+FIGURES = ["loss", "grad_norm"]
+
 
 @pytest.mark.promise(
     "S2 | full during a save | the save is missed with a warning that has the bytes; the third miss ends the run with 5"
 )
-def test_a_full_disk_costs_a_checkpoint_and_then_the_run(plan, monkeypatch, capsys):
-    saves = []
+@pytest.mark.parametrize("behind", [(), ("--save-async",)])
+def test_a_full_disk_costs_a_checkpoint_and_then_the_run(plan, behind, monkeypatch, capsys):
+    saves, full = [], StorageError("disk full", "in ckpt", "free space")
+
+    def save(engine, folder, step, facts, keep):
+        saves.append(step)
+        raise full
+
+    class Background:
+        under_way = False
+
+        def begin(self, engine, folder, step, facts, keep):
+            assert not self.under_way
+            saves.append(step)
+            self.under_way = True
+
+        def is_done(self):
+            # The first is still under way when the second is due.
+            return len(saves) > 1
+
+        def finish(self):
+            self.under_way = False
+            raise full
+
     monkeypatch.setattr(checkpoints, "ReplicaCheck", lambda engine: lambda step: None)
-
-    def save(*args, **options):
-        saves.append(args[2])
-        raise StorageError("disk full", "in ckpt", "free space")
-
+    monkeypatch.setattr(checkpoints, "BackgroundSave", Background)
     monkeypatch.setattr(checkpoints, "save", save)
-    saver = checkpoints.Saver(plan("--save-every", "2"), None, None, lambda: None, SpikeWatch())
-    for step in (1, 2, 3, 4):
+    arguments = plan("--save-every", "2", *behind), None, None, lambda: None, SpikeWatch()
+    # The last save is waited for, and a run that misses it ends.
+    with pytest.raises(StorageError):
+        checkpoints.Saver(*arguments)(9, last=True)
+    saves.clear()
+    saver = checkpoints.Saver(*arguments)
+    for step in range(1, 6):
         saver(step, last=False)
     assert saves == [2, 4]
     assert "missed 2 of 3" in capsys.readouterr().err
     with pytest.raises(StorageError):
-        saver(6, last=False)
+        for step in (6, 7):
+            saver(step, last=False)
 
 
 def test_saves_and_compares_replicas_when_due_and_only_then(plan, monkeypatch):
@@ -54,62 +79,21 @@ def test_saves_and_compares_replicas_when_due_and_only_then(plan, monkeypatch):
         assert (saved, checked) == (expected, compared)
 
 
-def test_saves_behind_the_training_one_at_a_time(plan, monkeypatch, capsys):
-    """The end of one is told at the next step, the next waits for it, and the last save is none of them."""
-    events, alive = [], [True, False, True, True]
-
-    class Background:
-        under_way = False
-
-        def begin(self, engine, folder, step, facts, keep):
-            events.append(("begin", step))
-            self.under_way = True
-
-        def is_done(self):
-            return not alive.pop(0)
-
-        def finish(self):
-            self.under_way = False
-            events.append("finish")
-            if len(events) == 2:
-                raise StorageError("disk full", "in ckpt", "free space")
-
-    monkeypatch.setattr(checkpoints, "ReplicaCheck", lambda engine: lambda step: None)
-    monkeypatch.setattr(checkpoints, "BackgroundSave", Background)
-    monkeypatch.setattr(checkpoints, "save", lambda engine, folder, step, facts, keep: events.append(step))
-    saver = checkpoints.Saver(plan("--save-every", "3", "--save-async"), None, None, lambda: None, SpikeWatch())
-    for step in range(1, 11):
-        saver(step, last=step == 10)
-        if step == 5:
-            assert "missed 1 of 3" in capsys.readouterr().err
-    assert events == [("begin", 3), "finish", ("begin", 6), "finish", ("begin", 9), "finish", 10]
-    assert alive == []
-
-
-def test_a_run_that_saves_behind_its_steps_leaves_the_same_checkpoints(tmp_path):
-    for name, more in (("waits", []), ("behind", ["--save-async"])):
-        ok("run", "fsdp", "--nproc", 2, *SHORT, "--steps", 5, "--out", tmp_path / name, "--run-name", "r", *more)
-    waits, behind = (tmp_path / name / "runs/r/checkpoints" for name in ("waits", "behind"))
-    assert [path.name for path in step_folders(behind)] == ["step-5", "step-4"]
-    for path in waits.rglob("*.safetensors"):
-        assert path.read_bytes() == (behind / path.relative_to(waits)).read_bytes()
-
-
 def test_a_stop_waits_for_the_save_behind_the_steps_and_costs_no_bit(tmp_path):
-    words = ["fsdp", *SHORT[:-1], 4, "--steps", 12, "--save-async", "--run-name", "r", "--out"]
-    ranks("world_faulty.py", 2, "stopped_in_save", *words, tmp_path / "stopped", status=75)
+    """The run that it is compared with waits for its saves."""
+    words = ["fsdp", *SHORT[:-1], 4, "--steps", 12, "--run-name", "r", "--out"]
+    ranks("world_faulty.py", 2, "stopped_in_save", *words, tmp_path / "stopped", "--save-async", status=75)
     checkpoints, unbroken = (tmp_path / name / "runs/r/checkpoints" for name in ("stopped", "unbroken"))
     last, before = step_folders(checkpoints)
     assert before.name == "step-4"
     assert newest_valid(checkpoints, say=pytest.fail).path == last
     assert Reader(before).step == 4
-    ok("run", *words, tmp_path / "stopped", "--nproc", 2, "--resume")
+    ok("run", *words, tmp_path / "stopped", "--save-async", "--nproc", 2, "--resume")
     ok("run", *words, tmp_path / "unbroken", "--nproc", 2)
-    for path in (unbroken / "step-12").glob("*.safetensors"):
-        assert path.read_bytes() == (checkpoints / "step-12" / path.name).read_bytes()
-    files = (folder.parent / "steps.csv" for folder in (checkpoints, unbroken))
-    columns = [pd.read_csv(file)[["step", "loss", "grad_norm"]] for file in files]
-    assert columns[0].equals(columns[1])
+    assert [path.name for path in step_folders(checkpoints)] == ["step-12", "step-8"]
+    for path in unbroken.rglob("*.safetensors"):
+        assert path.read_bytes() == (checkpoints / path.relative_to(unbroken)).read_bytes()
+    assert steps(checkpoints.parent)[FIGURES].equals(steps(unbroken.parent)[FIGURES])
 
 
 @pytest.mark.promise("P7 | of one rank within a save | the step is not committed")
@@ -119,9 +103,6 @@ def test_a_rank_killed_in_a_save_leaves_a_whole_checkpoint(moment, newest, behin
     ranks("world_killed_in_save.py", 2, tmp_path, moment, *behind, status=7)
     assert newest_valid(tmp_path, say=pytest.fail).step == newest
     assert (len(list(tmp_path.glob(".tmp-step-4-*"))) == 1) == (newest == 2)
-
-
-SHORT = ["--model", "tiny", "--data", "synthetic", "--global-batch-size", "4", "--no-tensorboard", "--save-every", "2"]
 
 
 def test_a_resume_from_an_older_step_sets_aside_what_lies_beyond(tmp_path):
@@ -137,7 +118,7 @@ def test_a_resume_from_an_older_step_sets_aside_what_lies_beyond(tmp_path):
     said = ok(*words, "--steps", 8, "--resume").stdout
     assert f"resumed from {folder / 'step-6'}" in said
     assert "set aside" not in said
-    assert list(pd.read_csv(tmp_path / "runs" / "r" / "steps.csv").step) == list(range(1, 9))
+    assert list(steps(tmp_path / "runs" / "r").index) == list(range(1, 9))
     # A run that resumes from the folder of another leaves that as it is.
     before = sorted(folder.iterdir())
     ok(*words[:-1], "other", "--steps", 6, "--resume", folder / "step-6.discarded", "--steps", 8)
@@ -157,11 +138,8 @@ def test_a_rank_killed_at_any_part_of_a_step_costs_no_bit(tmp_path):
         folder = tmp_path / "runs" / part
         assert [path.name for path in step_folders(folder / "checkpoints")] == ["step-4"]
         ranks("world_faulty.py", 2, "none", *run, "--resume")
-        columns = ["step", "loss", "grad_norm"]
-        assert pd.read_csv(folder / "steps.csv")[columns].equals(pd.read_csv(unbroken / "steps.csv")[columns])
-        last, expected = (Reader(step_folders(run / "checkpoints")[0]).verify() for run in (folder, unbroken))
-        assert last.step == expected.step == 7
-        assert all(torch.equal(last.read(name), expected.read(name)) for name in expected.names())
+        assert steps(folder)[FIGURES].equals(steps(unbroken)[FIGURES])
+        assert_same_state(folder / "checkpoints/step-7", unbroken / "checkpoints/step-7")
 
 
 def test_auto_begins_when_nothing_is_saved_yet_and_resumes_else(tmp_path):
@@ -174,7 +152,7 @@ def test_auto_begins_when_nothing_is_saved_yet_and_resumes_else(tmp_path):
     assert f"nothing to resume in {folder}, the run begins at step 0" in said.stdout
     assert ".tmp-step-2-0123" in said.stdout
     assert f"resumed from {folder / 'step-4'}" in ok(*words, "--steps", 5).stdout
-    assert list(pd.read_csv(folder.parent / "steps.csv").step) == [1, 2, 3, 4, 5]
+    assert list(steps(folder.parent).index) == [1, 2, 3, 4, 5]
     # Damaged checkpoints are no reason to begin: not now, and not when they were set aside.
     for path in step_folders(folder):
         poison(path, "model/wte.weight")

@@ -11,15 +11,6 @@ from gptscale.launchers.commands.run import LaunchOptions
 from gptscale.launchers.run.options import option_words, parse_launch, parse_run
 
 
-def test_defaults_are_the_dataclass():
-    assert parse_run("single", [])[0] == RunConfig()
-
-
-def test_kebab_and_snake_case_and_equals_signs():
-    for words in (["--global-batch-size", "4"], ["--global_batch_size", "4"], ["--global-batch-size=4"]):
-        assert parse_run("ddp", words)[0].global_batch_size == 4
-
-
 def test_recipe_options_stand_beside_the_runs_and_the_launchers():
     words = "--prefetch 3 --nproc 4 --lr 0.1 --dry-run".split()
     run, recipe, launch = parse_launch("fsdp", words, LaunchOptions)

@@ -37,12 +37,6 @@ def test_offload_counts_the_fullest_slowest_and_longest_waiting_rank():
     }
 
 
-def test_without_files_there_are_no_rates():
-    figures = offload_figures([Offload(cpu_bytes=GIB, waits_s=(0.0, 0.0))], RECORDER)
-    assert (figures["offload_read_gib_per_s"], figures["offload_write_gib_per_s"]) == (None, None)
-    assert figures["offload_wait_fraction"] == 0.0
-
-
 def test_the_bubble_is_the_share_of_timed_steps_that_ranks_idled():
     ranks = [
         Bubble(0.25, busy_s=(9.0, 1.5, 1.5), span_s=(9.0, 2.0, 2.0)),
@@ -52,7 +46,10 @@ def test_the_bubble_is_the_share_of_timed_steps_that_ranks_idled():
     assert bubble_figures(ranks, RECORDER) == {"bubble_fraction": pytest.approx(3 / 8), "bubble_fraction_theory": 0.25}
 
 
-def test_a_run_of_warm_up_steps_alone_has_theory_and_bytes_only():
+def test_without_files_no_rates_and_without_timed_steps_no_shares():
+    figures = offload_figures([Offload(cpu_bytes=GIB, waits_s=(0.0, 0.0))], RECORDER)
+    assert (figures["offload_read_gib_per_s"], figures["offload_write_gib_per_s"]) == (None, None)
+    assert figures["offload_wait_fraction"] == 0.0
     recorder = SimpleNamespace(step_times_s=[])
     assert bubble_figures([Bubble(0.5, (1.0,), (2.0,))], recorder)["bubble_fraction"] is None
     assert offload_figures([Offload(cpu_bytes=GIB, waits_s=(1.0,))], recorder)["offload_wait_fraction"] is None

@@ -48,12 +48,3 @@ def test_continuations_are_the_likeliest_or_drawn():
     steps = torch.diff(drawn, dim=1) % 10
     assert set(steps.unique().tolist()) == {1, 2}
     assert (steps == 2).float().mean() == pytest.approx(0.1, abs=0.04)
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [([], "the weights are those of the last checkpoint"), (["--save-last"], "synthetic is tokens without text")],
-)
-def test_without_weights_or_text_samples_are_refused(words, why, capsys):
-    assert main(["run", "single", "--steps", "2", "--data", "synthetic", "--sample", "1", *words]) == 2
-    assert why in capsys.readouterr().err

@@ -4,19 +4,12 @@ import json
 
 import pytest
 import worlds
-from worlds import ok, rows
+from worlds import assert_same_state, ok, rows, steps
 
 from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
 from gptscale.foresight.verdict.files import read_verdict
 
 SHAPE = "--nproc 2 --n-layer 1 --n-embd 32 --seq-len 32 --no-tensorboard --save-last".split()
-
-
-def what_a_run_leaves(folder):
-    """Return the losses and norms of a run's steps, and the hashes of its checkpoint's files."""
-    steps = [(row["step"], row["loss"], row["grad_norm"], row["lr"]) for row in rows(folder / "steps.csv")]
-    manifest = json.loads((folder / f"checkpoints/step-{VERDICT_STEPS_MIN}/manifest.json").read_text())
-    return steps, [file["sha256"] for file in manifest["files"]]
 
 
 @pytest.mark.parametrize("recipe", ["fsdp", "pipeline"])
@@ -25,7 +18,9 @@ def test_a_run_leaves_the_same_bits_with_a_verdict_and_without(recipe, tmp_path)
     words += ["--grad-accum-steps", 4] if recipe == "pipeline" else []
     without = ok("run", recipe, *words, "--run-name", "without", "--no-verdict").stdout
     with_one = ok("run", recipe, *words, "--run-name", "with", "--profile")
-    assert what_a_run_leaves(tmp_path / "runs/with") == what_a_run_leaves(tmp_path / "runs/without")
+    figures, step = ["loss", "grad_norm", "lr"], f"checkpoints/step-{VERDICT_STEPS_MIN}"
+    assert steps(tmp_path / "runs/with")[figures].equals(steps(tmp_path / "runs/without")[figures])
+    assert_same_state(tmp_path / "runs/with" / step, tmp_path / "runs/without" / step)
     assert "verdict" not in without
     assert not (tmp_path / "runs/without/verdict.json").exists()
     assert "  verdict " in with_one.stdout

@@ -57,15 +57,6 @@ def test_cell(value, written):
     assert cell(value) == written
 
 
-def test_floats_read_back_exactly(tmp_path):
-    loss = 3.1415926535897931e-5 / 7
-    path = append_row(SUMMARY, tmp_path, {"status": "ok", "loss_last": loss, "error": 'a "quoted", text'})
-    (row,) = rows(path)
-    assert float(row["loss_last"]) == loss
-    assert row["error"] == 'a "quoted", text'
-    assert row["schema_version"] == str(SUMMARY.version)
-
-
 def test_unknown_column_or_status_is_refused(tmp_path):
     with pytest.raises(ValueError, match="losss"):
         append_row(SUMMARY, tmp_path, {"status": "ok", "losss": 1.0})
@@ -94,19 +85,15 @@ def test_eight_writers_leave_whole_rows_and_one_header(tmp_path):
 
 
 @pytest.mark.promise("S15")
-def test_torn_last_line_is_cut_and_reported(tmp_path, capsys):
+def test_a_torn_last_line_is_cut_and_a_torn_header_written_anew(tmp_path, capsys):
+    (tmp_path / "summary.csv").write_text("schema_ver")
     path = append_row(SUMMARY, tmp_path, {"run_id": "first", "status": "ok"})
+    capsys.readouterr()
     append_row(SUMMARY, tmp_path, {"run_id": "torn", "status": "ok"})
     path.write_bytes(path.read_bytes()[:-30])
     append_row(SUMMARY, tmp_path, {"run_id": "third", "status": "ok"})
     assert [row["run_id"] for row in rows(path)] == ["first", "third"]
     assert "torn" in capsys.readouterr().err
-
-
-def test_torn_header_is_written_anew(tmp_path):
-    (tmp_path / "summary.csv").write_text("schema_ver")
-    path = append_row(SUMMARY, tmp_path, {"run_id": "first", "status": "ok"})
-    assert [row["run_id"] for row in rows(path)] == ["first"]
 
 
 @pytest.mark.promise("X12")

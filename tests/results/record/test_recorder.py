@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from pathlib import Path
+from contextlib import contextmanager
 
 import pandas as pd
 import pytest
@@ -102,27 +102,16 @@ def test_training_time_is_that_of_all_steps_and_of_those_before_a_resume(tmp_pat
     assert recorder.loss_first == 10.0
 
 
-class Sampler:
-    """A usage sampler that notes when it is entered and left."""
-
-    def __init__(self, device, columns):
-        self.columns, self.spans = columns, []
-
-    def __enter__(self):
-        self.spans.append("begin")
-        return self
-
-    def __exit__(self, *error):
-        self.spans.append("end")
-
-
 @pytest.mark.parametrize(("device", "spans"), [("cuda", ["begin", "end"]), ("cpu", [])])
 def test_a_gpu_is_sampled_in_the_timed_steps_only(device, spans, tmp_path, monkeypatch):
-    samplers: list[Sampler] = []
+    sampled = []
 
+    @contextmanager
     def sampler(device, columns):
-        samplers.append(Sampler(device, columns))
-        return samplers[-1]
+        assert columns == ("gpu_util_percent",)
+        sampled.append("begin")
+        yield
+        sampled.append("end")
 
     stand_ins = {"device_name": str, "synchronize": bool, "reset_peak_memory": bool, "MachineClock": Clock}
     for name, stand_in in stand_ins.items():
@@ -134,10 +123,9 @@ def test_a_gpu_is_sampled_in_the_timed_steps_only(device, spans, tmp_path, monke
     run = dataclasses.replace(run, world=dataclasses.replace(run.world, device=torch.device(device)))
     with Recorder(run, tmp_path, clock=clock) as recorder:
         record(recorder, clock, range(1, 3))
-        assert samplers == []
+        assert sampled == []
         record(recorder, clock, range(3, 11))
-    assert [span for sampler in samplers for span in sampler.spans] == spans
-    assert all(tuple(sampler.columns) == ("gpu_util_percent",) for sampler in samplers)
+    assert sampled == spans
 
 
 def test_evaluating_and_saving_are_not_timed(tmp_path, clock):
@@ -191,11 +179,6 @@ def test_nan_on_one_rank_stops_all_and_is_named(tmp_path, rank, log_every, clock
         assert math.isnan(rows.loss[2])
     else:
         assert not list(tmp_path.iterdir())
-
-
-def test_infinite_gradient_stops_too(tmp_path):
-    with pytest.raises(NumericError, match="gradient norm inf, at step 1"), Recorder(make_run(), tmp_path) as recorder:
-        recorder.step(1, 1e-3, result(1.0, math.inf))
 
 
 @pytest.mark.promise("N4 | a loss scale at its floor | 6, after 30 skipped steps")
@@ -266,17 +249,6 @@ def test_damaged_events_cost_only_what_was_damaged_and_no_row(damage, saved, kep
         record(resumed, clock, range(saved + 1, 11))
     assert list(pd.read_csv(tmp_path / "steps.csv").step) == list(range(1, 11))
     assert list(points(tmp_path, "train/loss"))[-len(kept) :] == list(kept)
-
-
-def test_full_disk_ends_the_events_but_not_the_run(tmp_path, capsys, clock):
-    with Recorder(make_run(), tmp_path, clock=clock) as recorder:
-        record(recorder, clock, range(1, 3))
-        (board,) = recorder._boards
-        board._file.close()
-        board._file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115
-        record(recorder, clock, range(3, 11))
-    assert len(pd.read_csv(tmp_path / "steps.csv")) == 10
-    assert capsys.readouterr().err.count("TensorBoard events end here") == 1
 
 
 @pytest.mark.parametrize("on_terminal", [False, True])

@@ -22,8 +22,8 @@ def steps_in(path):
     return [int(row["step"]) for row in rows(path)]
 
 
-def written(path, steps):
-    log = StepLog(path)
+def written(path, steps, after_step=0):
+    log = StepLog(path, after_step=after_step)
     for step in steps:
         log.append(step_row(step))
     log.close()
@@ -40,30 +40,13 @@ def room_for(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_resume_moves_rows_beyond_the_checkpoint_aside(tmp_path):
-    path = tmp_path / "steps.csv"
-    written(path, range(1, 8))
-    # The row of step 7 is torn.
-    path.write_bytes(path.read_bytes()[:-3])
-    resumed = StepLog(path, after_step=4)
-    for step in (5, 6):
-        resumed.append(step_row(step))
-    resumed.close()
-    assert steps_in(path) == [1, 2, 3, 4, 5, 6]
-    discarded = (tmp_path / "steps.discarded.csv").read_text().splitlines()
-    assert discarded == ["5,0.5,0.5,0.5,0.5,0.5,0.5", "6,0.5,0.5,0.5,0.5,0.5,0.5"]
-
-
-WHOLE = "4,0.5,0.5,0.5,0.5,0.5,0.5\n"
-
-
 @pytest.mark.promise("S15")
 @pytest.mark.parametrize(
     "bad",
     [
         b"\n",
         b"\0" * 512 + b"\n",
-        b"\0" * 600 + WHOLE.encode(),
+        b"\0" * 600 + b"4,0.5,0.5,0.5,0.5,0.5,0.5\n",
         b"4,0.5\n",
         b"four,0.5,0.5,0.5,0.5,0.5,0.5\n",
         b"4.5,0.5,0.5,0.5,0.5,0.5,0.5\n",
@@ -76,28 +59,19 @@ WHOLE = "4,0.5,0.5,0.5,0.5,0.5,0.5\n"
     ],
     ids=range(12),
 )
-def test_a_damaged_line_moves_aside_and_the_run_goes_on(tmp_path, capsys, bad):
+def test_a_damaged_line_and_rows_beyond_the_checkpoint_move_aside(tmp_path, capsys, bad):
     path = tmp_path / "steps.csv"
-    written(path, range(1, 7))
+    written(path, range(1, 8))
     header, *rows = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([header, *rows[:3], bad, *rows[3:]]))
-    log = StepLog(path, after_step=5)
-    log.append(step_row(6))
-    log.close()
+    # The row of step 7 is torn.
+    path.write_bytes(b"".join([header, *rows[:3], bad, *rows[3:]])[:-3])
+    written(path, [5, 6], after_step=4)
     assert steps_in(path) == [1, 2, 3, 4, 5, 6]
-    assert (tmp_path / "steps.discarded.csv").read_bytes() == bad + rows[5]
-    (said,) = capsys.readouterr().err.splitlines()
-    assert "line 5 of" in said
-    assert "held no whole row" in said
-
-
-@pytest.mark.parametrize("first", [b"\n", b"\0" * 99 + b"\n"])
-def test_a_damaged_header_is_written_anew(tmp_path, first):
-    path = tmp_path / "steps.csv"
-    written(path, range(1, 3))
-    path.write_bytes(first + path.read_bytes().partition(b"\n")[2])
-    StepLog(path, after_step=2).close()
-    assert steps_in(path) == [1, 2]
+    assert (tmp_path / "steps.discarded.csv").read_bytes() == b"".join([bad, *rows[4:6]])
+    torn, damaged = capsys.readouterr().err.splitlines()
+    assert "torn" in torn
+    assert "line 5 of" in damaged
+    assert "held no whole row" in damaged
 
 
 @pytest.mark.promise(
@@ -124,16 +98,16 @@ def test_a_file_saved_by_a_spreadsheet_is_mended(tmp_path, capsys, saved):
     assert not path.with_name("steps.discarded.csv").exists()
 
 
-def test_the_end_of_a_file_after_a_power_cut(tmp_path):
-    """The file had its new size already, but not its content."""
+def test_a_header_or_an_end_without_content_is_written_anew(tmp_path):
+    """After a power cut the file has its new size already, but not its content."""
     path = tmp_path / "steps.csv"
     written(path, range(1, 3))
-    path.write_bytes(path.read_bytes() + b"\0" * 70_000)
-    StepLog(path, after_step=2).close()
-    assert steps_in(path) == [1, 2]
-    path.write_bytes(b"\0" * 70_000)
-    written(path, range(1, 3))
-    assert steps_in(path) == [1, 2]
+    whole = path.read_bytes()
+    headless = [first + whole.partition(b"\n")[2] for first in (b"\n", b"\0" * 99 + b"\n")]
+    for content, steps in ((whole + b"\0" * 70_000, []), (b"\0" * 70_000, [1, 2]), *((h, []) for h in headless)):
+        path.write_bytes(content)
+        written(path, steps, after_step=2 - len(steps))
+        assert steps_in(path) == [1, 2]
 
 
 @pytest.mark.promise("S3 | full for a CSV | rows wait in memory, no line is torn; what never found room is printed")
@@ -180,10 +154,9 @@ def test_a_disk_that_fails_is_an_error(tmp_path, monkeypatch):
 
     log = StepLog(tmp_path / "steps.csv")
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(StorageError, match=r"Input/output error, in .*steps.csv"):
-        log.sync()
-    with pytest.raises(StorageError):
-        log.close()
+    for end in (log.sync, log.close):
+        with pytest.raises(StorageError, match=r"Input/output error, in .*steps.csv"):
+            end()
 
 
 @pytest.mark.parametrize("gone", ["the run", "all results", "replaced"])
@@ -199,10 +172,9 @@ def test_rows_that_went_with_their_file_are_an_error(tmp_path, gone):
     else:
         shutil.rmtree(path.parent if gone == "the run" else tmp_path / "out")
     log.append(step_row(2))
-    with pytest.raises(StorageError, match="was removed or replaced during the run"):
-        log.flush()
-    with pytest.raises(StorageError, match="was removed or replaced during the run"):
-        log.close()
+    for end in (log.flush, log.close):
+        with pytest.raises(StorageError, match="was removed or replaced during the run"):
+            end()
 
 
 def test_an_error_is_not_hidden_by_that_of_closing(tmp_path, capsys):

@@ -2,7 +2,7 @@
 
 import mmap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,13 +34,11 @@ def test_a_process_on_a_processor():
     assert len(usage) == 2
 
 
-def test_however_short_it_has_two_samples(monkeypatch):
-    told: Iterator[float] = iter([1.0 * GIB, 3.0 * GIB])
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(told))
-    monkeypatch.setattr("gptscale.results.record.usage.nvml_readers", lambda devices: {})
-    with UsageSampler(CUDA, interval_s=60) as sampler:
+def sampled(device=CUDA, **options):
+    """Return what a sampler says of a moment, between its two samples."""
+    with UsageSampler(device, interval_s=60, **options) as sampler:
         pass
-    assert sampler.usage()["avg_mem_gib"] == 2.0
+    return sampler.usage()
 
 
 @pytest.fixture
@@ -72,28 +70,22 @@ def nvml(monkeypatch):
 
 
 def test_a_gpu(nvml):
-    with UsageSampler(CUDA, interval_s=60) as sampler:
-        pass
-    usage = sampler.usage()
+    assert [*sampled().values()][:-1] == [0.5, 60.0, 3.0, 250.0]
     assert nvml.asked == ["GPU-abc-1"]
-    assert [*usage.values()][:-1] == [0.5, 60.0, 3.0, 250.0]
 
 
 def test_several_gpus_of_one_process_are_a_mean(nvml):
     """One busy GPU and one idle one are not one busy GPU."""
     nvml.utilisation = iter([8, 1, 8, 1])
-    with UsageSampler(torch.device("cuda", 0), interval_s=60, others=[CUDA]) as sampler:
-        pass
+    assert sampled(torch.device("cuda", 0), others=[CUDA])["gpu_util_percent"] == 4.5
     assert nvml.asked == ["GPU-abc-0", "GPU-abc-1"]
-    assert sampler.usage()["gpu_util_percent"] == 4.5
 
 
 def test_a_gpu_that_does_not_tell_its_power(nvml, capsys):
     nvml.power = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    with UsageSampler(CUDA, interval_s=60) as sampler:
-        pass
-    assert "power_w" not in sampler.usage()
-    assert sampler.usage()["gpu_util_percent"] == 60.0
+    usage = sampled()
+    assert "power_w" not in usage
+    assert usage["gpu_util_percent"] == 60.0
     assert capsys.readouterr().err == "gptscale: warning: power_w is not sampled any more (NVML: Not Supported)\n"
 
 
@@ -102,10 +94,9 @@ def test_a_gpu_without_nvml(nvml, monkeypatch, capsys):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlInit", missing)
-    with UsageSampler(CUDA, interval_s=60) as sampler:
-        pass
-    assert sampler.usage()["avg_mem_gib"] == 0.5
-    assert "gpu_util_percent" not in sampler.usage()
+    usage = sampled()
+    assert usage["avg_mem_gib"] == 0.5
+    assert "gpu_util_percent" not in usage
     assert "are not sampled (NVML: NVML Shared Library Not Found)" in capsys.readouterr().err
 
 

@@ -108,8 +108,14 @@ def main(argv: Sequence[str]) -> int:
         about = {"recipe": recipe, "world_size": options.nproc}
         about["options"] = {f.name: str(getattr(config, f.name)) for f in dataclasses.fields(config)}
         title = f"{recipe}, {config.model}, {options.nproc} x {options.device_kind}: memory over one step, by owner"
-        files = options.save / "simulation.json", options.save / "simulation.png"
-        save(about, simulations, memories, times, title, *files)
+        save(
+            about,
+            simulations,
+            memories,
+            times,
+            title,
+            *(options.save / f"simulation.{kind}" for kind in ("json", "png")),
+        )
     if too_large := next((memory for memory in memories if memory.is_too_large), None):
         simulated = partial(simulate, rank=too_large.rank, **world)
         print(_advice(recipe, config, recipe_config, options, simulated), file=sys.stderr)

@@ -115,7 +115,7 @@ class Rider:
     def __init__(self) -> None:
         self._notes: Notes | None = None
         self.depth = self.in_step = self.in_backward = self.in_clip = 0
-        # All modules that were made, and those of a model that were called first: it itself, or a part of it.
+        # Modules that were made, and of each model the one that was called first: it itself or a part of it.
         self.made: list[weakref.ref[nn.Module]] = []
         self.roots: list[nn.Module] = []
         self.modules: set[int] = set()

@@ -116,7 +116,7 @@ def test_the_command_says_what_is_wrong_and_where(folder, capfd):
 def test_attention_and_sums_that_only_a_gpu_has_run_on_the_cpu(folder):
     status, said = proved("", "--engine fsdp2")
     assert status == 0
-    assert answer["worst"]["gradient"] < 1e-4
+    assert said["worst"]["gradient"] < 1e-4
 
 
 LOOP = """

@@ -108,14 +108,8 @@ def main(argv: Sequence[str]) -> int:
         about = {"recipe": recipe, "world_size": options.nproc}
         about["options"] = {f.name: str(getattr(config, f.name)) for f in dataclasses.fields(config)}
         title = f"{recipe}, {config.model}, {options.nproc} x {options.device_kind}: memory over one step, by owner"
-        save(
-            about,
-            simulations,
-            memories,
-            times,
-            title,
-            *(options.save / f"simulation.{kind}" for kind in ("json", "png")),
-        )
+        json, png = (options.save / f"simulation.{kind}" for kind in ("json", "png"))
+        save(about, simulations, memories, times, title, json, png)
     if too_large := next((memory for memory in memories if memory.is_too_large), None):
         simulated = partial(simulate, rank=too_large.rank, **world)
         print(_advice(recipe, config, recipe_config, options, simulated), file=sys.stderr)
@@ -173,7 +167,6 @@ def remedies(
     ways |= {" ".join(ways): {**full, **small}} if len(ways) == 2 else {}
     for words, changes in ways.items():
         yield words, recipe, less(config, **changes), recipe_config
-    smallest = less(config, **full, **small)
     for other in SPLITS:
         if other == recipe or (nproc == 1 and other == "fsdp") or "dp" not in (get(recipe).axes or ("dp",)):
             continue
@@ -181,7 +174,6 @@ def remedies(
             options = default_recipe_config(other)
         except ConfigError:
             continue
-        plain = less(
-            smallest, precision="bf16" if config.precision == "fp8" else config.precision, optimizer_state="fp32"
-        )
+        precision = "bf16" if config.precision == "fp8" else config.precision
+        plain = less(config, **full, **small, precision=precision, optimizer_state="fp32")
         yield f"recipe {other} --activation-checkpointing full --micro-batch-size 1", other, plain, options

@@ -26,9 +26,10 @@ def device_named(name: str, where: str = "in --as", more: str = "") -> Propertie
 def ranks_named(words: str, world: int | None, more: str) -> list[str]:
     """Return the words of --rank, or raise ConfigError for a rank that the world does not have. more: what else it may be."""
     found = [word.strip() for word in words.split(",")]
-    if not all(word == "last" or (word.isdecimal() and int(word) < (world or 2**16)) for word in found):
-        fix = f"use numbers from 0 {f'to {world - 1}' if world else 'on'}, last, or {more}"
-        raise ConfigError(f"no such rank: {words[:40]!r}", "in --rank", fix)
+    for word in found:
+        if word != "last" and not (word.isdecimal() and int(word) < (world or 2**16)):
+            fix = f"use numbers from 0 {f'to {world - 1}' if world else 'on'}, last, or {more}"
+            raise ConfigError(f"no such rank: {word[:40]!r}", "in --rank", fix)
     return found
 
 

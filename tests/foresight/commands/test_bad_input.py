@@ -2,7 +2,6 @@
 
 import shlex
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -87,7 +86,7 @@ REFUSED = {
 def test_refused_in_one_line(command, words, message, refused, folder, monkeypatch):
     monkeypatch.setattr(planning, "simulated", tried)
     # Importing a model leaves no file of its code.
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     for name in ("own_model.py", "own-model.py"):
         shutil.copy(OWN, folder / name)
     line = refused(shlex.split(f"{command} {words}"))

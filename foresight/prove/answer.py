@@ -22,6 +22,7 @@ def answer(comparison: Proof) -> dict[str, Any]:
         "dropout was left out of both programs": c.reference.by_kind["dropout"] or c.candidate.by_kind["dropout"],
         "the programs name CUDA: the CPU took its place, and nothing was compiled": c.candidate.without_cuda,
         "losses are shown otherwise: gradients agree all the same": not first and c.worst["loss"] > c.tolerance,
+        "the optimizer exchanges gradients within its step: they were compared by its updates": c.exchanged_in_step,
         RESHAPED: first and c.candidate.by_kind["reshaped"],
         f"compared as {c.precision}, whose rounding hides small faults: compare in fp32 too": c.tolerance > 1e-3,
     }

@@ -79,6 +79,9 @@ def begin(torch_module: Any) -> None:
     cuda.get_device_name, cuda.memory_stats = lambda *args: "CPU", lambda *args: {}
     cuda.get_rng_state = lambda *args: torch.get_rng_state()
     module, ddp = torch.nn.Module, torch.nn.parallel.DistributedDataParallel
+    # Of what Dynamo may not trace, torch.compile(fullgraph=True) is refused.
+    wrap(torch, "compile", lambda run, model=None, **options: model or (lambda function: function))
+    wrap(module, "compile", lambda *args, **options: None)
     wrap(module, "cuda", lambda run, own, *args, **options: own)
     wrap(module, "to", lambda run, own, *args, **options: run(own, *map(_device, args), **_named(options)))
     devices = ("device_ids", "output_device")
@@ -86,9 +89,34 @@ def begin(torch_module: Any) -> None:
     wrap(torch.autocast, "__init__", lambda run, own, *args, **options: run(own, *map(on_cpu, args), **_named(options)))
     # Gloo wants the input flat.
     flat = lambda run, output, own, *args, **options: run(output, own.reshape(-1), *args, **options)  # noqa: E731
-    wrap(import_module("torch.distributed"), "_reduce_scatter_base", flat)
+    wrap(torch.distributed, "_reduce_scatter_base", flat)
+    for name in ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor"):
+        wrap(torch.distributed, name, _at_once)
     for owner, name in (("", "init_process_group"), (".device_mesh", "init_device_mesh")):
         wrap(import_module(f"torch.distributed{owner}"), name, _with_gloo)
+
+
+class Done:
+    """An exchange that is over, for a program that would wait for its future: gloo has none."""
+
+    def wait(self, *args: Any) -> bool:
+        return True
+
+    is_completed = wait
+
+    def get_future(self) -> Any:
+        future: Any = torch.futures.Future()
+        future.set_result(None)
+        return future
+
+
+def _at_once(run: Any, output: Any, *args: Any, async_op: bool = False, **options: Any) -> Any:
+    """Exchange, and only then go on. Gloo has no mean before torch 2.15: it is a sum, divided."""
+    is_mean = options.get("op") == torch.distributed.ReduceOp.AVG
+    work = run(output, *args, **options | ({"op": torch.distributed.ReduceOp.SUM} if is_mean else {}))
+    if is_mean:
+        output.div_(torch.distributed.get_world_size(options.get("group")))
+    return Done() if async_op else work
 
 
 def sums_of_fsdp(module: Any) -> None:

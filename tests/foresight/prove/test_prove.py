@@ -113,10 +113,15 @@ def test_the_command_says_what_is_wrong_and_where(folder, capfd):
 
 
 @pytest.mark.slow
-def test_attention_and_sums_that_only_a_gpu_has_run_on_the_cpu(folder):
-    status, said = proved("", "--engine fsdp2")
+@pytest.mark.parametrize(
+    ("words", "own", "note"),
+    [("", "--engine fsdp2", ""), ("--optimizer Inside", "--engine inside", "the optimizer exchanges gradients")],
+)
+def test_what_only_a_gpu_has_runs_on_the_cpu(folder, words, own, note):
+    status, said = proved(words, own)
     assert status == 0
-    assert said["worst"]["gradient"] < 1e-4
+    assert said["worst"].get("gradient", 0.0) < 1e-4
+    assert note in " ".join(said["notes"])
 
 
 LOOP = """

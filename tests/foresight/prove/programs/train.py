@@ -83,6 +83,17 @@ class Own(torch.optim.Optimizer):
             parameter -= self.defaults["lr"] * parameter.grad
 
 
+class Inside(torch.optim.AdamW):
+    """It averages gradients itself, as optimizers do that keep a part of their state on each rank."""
+
+    def step(self):
+        if dist.is_initialized():
+            gradients = [parameter.grad for group in self.param_groups for parameter in group["params"]]
+            works = [dist.all_reduce(gradient, op=dist.ReduceOp.AVG, async_op=True) for gradient in gradients]
+            torch.futures.collect_all([work.get_future() for work in works]).wait()
+        super().step()
+
+
 def options():
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", default="single")
@@ -123,7 +134,7 @@ def loss_of(args, logits, targets, divisor):
 
 
 def optimizers_of(args, model, rate=0.01):
-    kind = Own if args.optimizer == "Own" else getattr(torch.optim, args.optimizer)
+    kind = {"Own": Own, "Inside": Inside}.get(args.optimizer) or getattr(torch.optim, args.optimizer)
     held = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     if args.bug == "not-held":
         held = [(n, p) for n, p in held if "norm.bias" not in n]

@@ -96,27 +96,16 @@ def begin(torch_module: Any) -> None:
         wrap(import_module(f"torch.distributed{owner}"), name, _with_gloo)
 
 
-class Done:
-    """An exchange that is over, for a program that would wait for its future: gloo has none."""
-
-    def wait(self, *args: Any) -> bool:
-        return True
-
-    is_completed = wait
-
-    def get_future(self) -> Any:
-        future: Any = torch.futures.Future()
-        future.set_result(None)
-        return future
-
-
 def _at_once(run: Any, output: Any, *args: Any, async_op: bool = False, **options: Any) -> Any:
-    """Exchange, and only then go on. Gloo has no mean before torch 2.15: it is a sum, divided."""
+    """Exchange, and only then go on: gloo has no future. Before torch 2.15 it has no mean either: it is a sum, divided."""
     is_mean = options.get("op") == torch.distributed.ReduceOp.AVG
     work = run(output, *args, **options | ({"op": torch.distributed.ReduceOp.SUM} if is_mean else {}))
     if is_mean:
         output.div_(torch.distributed.get_world_size(options.get("group")))
-    return Done() if async_op else work
+    if not async_op:
+        return work
+    (future := torch.futures.Future()).set_result(None)
+    return SimpleNamespace(wait=lambda *args: True, is_completed=future.done, get_future=lambda: future)
 
 
 def sums_of_fsdp(module: Any) -> None:

@@ -39,8 +39,9 @@ class CpuForCuda(TorchFunctionMode):
             return args[0]
         if name == "record_stream":
             return None
-        # A bare number is a device of CUDA in `tensor.to(rank)`.
-        args = ["cpu" if name == "to" and type(value) is int else on_cpu(value) for value in args]
+        # A bare number is a device of CUDA in `tensor.to(rank)` and `torch.device(rank)`.
+        bare = name == "to" or (name == "device" and len(args) == 1)
+        args = ["cpu" if bare and type(value) is int else on_cpu(value) for value in args]
         kwargs = {k: "cpu" if k == "device" and type(v) is int else on_cpu(v) for k, v in (kwargs or {}).items()}
         return function(*args, **kwargs)
 
@@ -66,7 +67,8 @@ def begin(torch_module: Any) -> None:
     CpuForCuda().__enter__()
     cuda: Any = torch.cuda
     cuda.is_available = cuda.is_bf16_supported = lambda *args, **options: True
-    cuda.device_count = lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    # FSDP 1 asks the CPU how many ranks a node has, to shard within nodes.
+    cuda.device_count = torch.cpu.device_count = lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # Since torch 2.15 its optimizers ask torch.accelerator for the stream. A torch before 2.6 has none.
     accelerator: Any = getattr(torch, "accelerator", cuda)
     for owner, name in product((cuda, accelerator), (*NOTHING, *ZERO.split())):

@@ -240,7 +240,8 @@ class Rider:
             if (fact := self.reference.weight(part.name, own)) is None:
                 names = ", ".join([*self.reference.weights][:4])
                 refuse(f"the reference has no weight {part.name} (it has {names}, ...)", "build the same model in both")
-            full, part = self.reference.tensor(fact), replace(part, name=fact["name"])
+            # One process of FSDP 1 holds it flat.
+            full, part = self.reference.tensor(fact).reshape(fact["size"]), replace(part, name=fact["name"])
             if list(full.shape) != part.size and (part := parts.found_in(part, own, full)) is None:
                 what = f"{fact['name']} has the shape {list(own.shape)} here and {list(full.shape)} in the reference"
                 refuse(what, "build the same model in both")

@@ -96,7 +96,7 @@ def test_a_loader_that_cuts_sequences_is_told_of_own_data(compared):
 def proved(words, own):
     """Return how a program split by an engine compares with one process: the exit status, and the answer."""
     candidate = f"{TORCHRUN} {TRAIN} --batch 4 --device cuda {words} {own}"
-    reference = f"{sys.executable} {TRAIN} --batch 8 --device cuda {words}"
+    reference = f"{TORCHRUN[:-1]}1 {TRAIN} --batch 8 --device cuda {words}"
     status = main(["prove", "--reference", reference, "--candidate", candidate, "--json", "answer.json"])
     return status, json.loads(Path("answer.json").read_text())
 
@@ -115,7 +115,12 @@ def test_the_command_says_what_is_wrong_and_where(folder, capfd):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "own", "note"),
-    [("", "--engine fsdp2", ""), ("--optimizer Inside", "--engine inside", "the optimizer exchanges gradients")],
+    [
+        ("", "--engine fsdp2", ""),
+        # One process holds its weights flat, too.
+        ("--engine fsdp1", "", ""),
+        ("--optimizer Inside", "--engine inside", "the optimizer exchanges gradients"),
+    ],
 )
 def test_what_only_a_gpu_has_runs_on_the_cpu(folder, words, own, note):
     status, said = proved(words, own)

@@ -183,8 +183,13 @@ def wrapped(args, model):
     if args.engine in ("ddp", "redundancy"):
         return nn.parallel.DistributedDataParallel(model, find_unused_parameters=args.bug == "zero")
     if args.engine == "fsdp1":
-        from torch.distributed.fsdp import FullyShardedDataParallel
+        from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
+        if args.device == "cuda":
+            each = ModuleWrapPolicy({nn.Linear})
+            own = {"auto_wrap_policy": each, "sharding_strategy": ShardingStrategy.HYBRID_SHARD}
+            return FullyShardedDataParallel(model, device_id=torch.cuda.current_device(), **own)
         cpu, mesh = torch.device("cpu"), dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
         return FullyShardedDataParallel(
             model, None, device_mesh=mesh, device_id=cpu, use_orig_params=args.optimizer == "SGD"

@@ -13,10 +13,10 @@ CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
     "core": (CORE, 25_048),
-    "foresight": (("foresight",), 11_250),
+    "foresight": (("foresight",), 11_288),
     "lenet": (("lenet",), 6_306),
-    "the package": ((*CORE, *LABS), 42_604),
-    "the tests": (("tests",), 26_825),
+    "the package": ((*CORE, *LABS), 42_642),
+    "the tests": (("tests",), 25_616),
 }
 GPT2 = ("common/settings/gpt_config.py", "common/model/gpt.py")
 LOADED = {

@@ -81,7 +81,7 @@ def begin(torch_module: Any) -> None:
     cuda.get_device_name, cuda.memory_stats = lambda *args: "CPU", lambda *args: {}
     cuda.get_rng_state = lambda *args: torch.get_rng_state()
     module, ddp = torch.nn.Module, torch.nn.parallel.DistributedDataParallel
-    # Of what Dynamo may not trace, torch.compile(fullgraph=True) is refused.
+    # Dynamo traces nothing here, and torch.compile(fullgraph=True) is refused then.
     wrap(torch, "compile", lambda run, model=None, **options: model or (lambda function: function))
     wrap(module, "compile", lambda *args, **options: None)
     wrap(module, "cuda", lambda run, own, *args, **options: own)

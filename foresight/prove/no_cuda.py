@@ -104,10 +104,10 @@ def _at_once(run: Any, output: Any, *args: Any, async_op: bool = False, **option
     work = run(output, *args, **options | ({"op": torch.distributed.ReduceOp.SUM} if is_mean else {}))
     if is_mean:
         output.div_(torch.distributed.get_world_size(options.get("group")))
-    if not async_op:
-        return work
-    (future := torch.futures.Future()).set_result(None)
-    return SimpleNamespace(wait=lambda *args: True, is_completed=future.done, get_future=lambda: future)
+    future = torch.futures.Future[None]()
+    future.set_result(None)
+    done = SimpleNamespace(wait=lambda *args: True, is_completed=future.done, get_future=lambda: future)
+    return done if async_op else work
 
 
 def sums_of_fsdp(module: Any) -> None:

@@ -82,7 +82,7 @@ def begin(torch_module: Any) -> None:
     cuda.get_rng_state = lambda *args: torch.get_rng_state()
     module, ddp = torch.nn.Module, torch.nn.parallel.DistributedDataParallel
     # Dynamo traces nothing here, and torch.compile(fullgraph=True) is refused then.
-    wrap(torch, "compile", lambda run, model=None, **options: model or (lambda function: function))
+    wrap(torch, "compile", lambda run, own=None, **options: (lambda made: made) if own is None else own)
     wrap(module, "compile", lambda *args, **options: None)
     wrap(module, "cuda", lambda run, own, *args, **options: own)
     wrap(module, "to", lambda run, own, *args, **options: run(own, *map(_device, args), **_named(options)))

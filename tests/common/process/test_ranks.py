@@ -18,13 +18,14 @@ from gptscale.common.process.program import Program
 
 LAUNCH = """
 import sys
+from gptscale.common.process import ranks
 from gptscale.common.process.program import Program
-from gptscale.common.process.ranks import launch
 from gptscale.common.process.warm_parent import begin_warm_parent
 
 rank, nproc, how = sys.argv[1:]
 begin_warm_parent("cpu", [])
-sys.exit(launch(Program(rank), int(nproc), fork=how == "forked"))
+ranks.GRACE_S = 2.0
+sys.exit(ranks.launch(Program(rank), int(nproc), fork=how == "forked"))
 """
 RANK = """
 import os, sys, time, signal
@@ -50,24 +51,6 @@ def start(request, tmp_path):
 def children(launcher):
     """Return the ranks' processes, and their warm parent's."""
     return psutil.Process(launcher.process.pid).children(recursive=True)
-
-
-def test_ranks_know_their_place(start):
-    code = 'sys.stdout.write(f\'{rank} {os.environ["WORLD_SIZE"]} {os.environ["LOCAL_RANK"]} {sys.argv[1:]}\\n\')'
-    status, out, _ = start(code, 3).ended()
-    assert status == 0
-    assert sorted(out.splitlines()) == [f"{r} 3 {r} []" for r in range(3)]
-
-
-@pytest.mark.promise(
-    "P18 | a crash at the same step, again and again | gptscale never starts a run again by itself; torchrun counts by "
-    "`--max-restarts`"
-)
-def test_ranks_that_fail_are_started_once(start, tmp_path):
-    """A crash at the same step again and again is for a scheduler to count: nothing here starts a run again by itself."""
-    code = f"open({str(tmp_path / 'starts')!r}, 'a').write('x')\nsys.exit(3)"
-    assert start(code, 1).ended()[0] == 3
-    assert (tmp_path / "starts").read_text() == "x"
 
 
 @pytest.mark.promise("X13 | a file `safetensors.py` in the current folder | no rank imports it, nor what it starts")
@@ -132,11 +115,17 @@ def test_local_ranks_meet_without_a_port_and_no_other_user_opens_it(start):
     launcher.ended()
 
 
+@pytest.mark.promise(
+    "P18 | a crash at the same step, again and again | gptscale never starts a run again by itself; torchrun counts by "
+    "`--max-restarts`"
+)
 @pytest.mark.parametrize("code", [1, 2, 6, 75])
-def test_the_status_of_a_failed_rank_is_kept_and_the_others_end(start, code):
-    began = time.monotonic()
-    status, _, _ = start(f"sys.exit({code}) if rank == 1 else time.sleep(600)").ended()
-    assert status == code
+def test_a_failed_rank_ends_the_others_with_its_status_and_is_started_once(start, code, tmp_path):
+    """A crash at the same step again and again is for a scheduler to count: nothing here starts a run again by itself."""
+    began, starts = time.monotonic(), tmp_path / "starts"
+    fails = f"open({str(starts)!r}, 'a').write('x') and sys.exit({code})"
+    assert start(f"{fails} if rank == 1 else time.sleep(600)").ended()[0] == code
+    assert starts.read_text() == "x"
     assert time.monotonic() - began < 300
 
 

@@ -8,15 +8,7 @@ import pytest
 
 from benchmarks.memory.__main__ import MemoryLadderOptions
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.checks import (
-    check_output_file,
-    check_range,
-    check_ranges,
-    check_run_name,
-    ignored,
-    refuse_changed,
-    words_to_compare,
-)
+from gptscale.common.settings.checks import check_output_file, check_range, check_ranges, check_run_name, ignored
 from gptscale.common.settings.command_line import changed_options, parse
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.commands.doctor import DoctorOptions
@@ -35,7 +27,6 @@ class Options:
 
     seq_len: int = 8
     lr: float | None = None
-    resume: str | None = None
 
 
 def refused(check, *words, **options):
@@ -44,22 +35,16 @@ def refused(check, *words, **options):
     return str(error.value)
 
 
-def test_a_value_in_its_range_passes_and_so_does_none():
+def test_a_value_out_of_its_range():
     for value in (1, 2.5, 10, None):
         check_range(value, 1, 10, "seq_len")
-    check_ranges(Options(), {"seq_len": (1, 8), "lr": (0.0, 100.0)})
-
-
-@pytest.mark.parametrize("value", [0, 11, math.nan, math.inf, -math.inf])
-def test_a_value_out_of_its_range(value):
-    message = refused(check_range, value, 1, 10, "seq_len")
-    assert message == f"seq_len {value} is out of range, in --seq-len, use 1 to 10"
-    assert refused(check_range, value, 1, 10, "seq_len", fix="use 4").endswith(", use 4")
-
-
-def test_the_first_field_out_of_its_range_is_named():
-    ranges = {"seq_len": (1, 2**22), "lr": (0.0, 100.0)}
-    assert refused(check_ranges, Options(lr=-1.0), ranges) == "lr -1.0 is out of range, in --lr, use 0.0 to 100.0"
+    for value in (0, 11, math.nan, math.inf, -math.inf):
+        message = refused(check_range, value, 1, 10, "seq_len")
+        assert message == f"seq_len {value} is out of range, in --seq-len, use 1 to 10"
+    assert refused(check_range, 0, 1, 10, "seq_len", fix="use 4").endswith(", use 4")
+    ranges = {"seq_len": (1, 8), "lr": (0.0, 100.0)}
+    check_ranges(Options(), ranges)
+    # The first of two is named.
     assert refused(check_ranges, Options(0, -1.0), ranges).startswith("seq_len 0 is out of range")
 
 
@@ -85,17 +70,6 @@ def test_run_names():
     for name in ("", "-a", ".a", "a/b", "x" * 65, "a b", "a\0b", "../../etc/x", "/etc/x", "a\n", "=HYPERLINK(1)", "é"):
         assert refused(check_run_name, name, None).startswith(f"bad run name {name!r}, in --run-name, use 1 to 64")
     assert refused(check_run_name, None, "auto").startswith("nothing names the run to resume, in --resume")
-
-
-def test_an_option_that_would_be_ignored():
-    refuse_changed(Options(), ["seq_len", "resume"], "it has its own")
-    message = refused(refuse_changed, Options(seq_len=4), ["resume", "seq_len"], "it has its own")
-    assert message == "it has its own, in --seq-len, leave it out"
-    assert refused(refuse_changed, Options(resume="a"), ["resume"], "why", "fix") == "why, in --resume, fix"
-
-
-def test_options_by_what_the_user_types():
-    assert words_to_compare(Options()) == {"--seq-len": 8, "--lr": None, "--resume": None}
 
 
 # Each is refused, and accepted with the words behind "|", which its error names.

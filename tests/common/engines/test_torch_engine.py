@@ -1,46 +1,12 @@
-"""The torch engine: what it takes from its Stepper."""
+"""The torch engine: the random numbers of its dropout, and gradients that wait for the last micro-batch."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
-import torch
-
-from gptscale.common.engines.torch_engine import TorchEngine, holding_back
-from gptscale.common.optim.stepper import Stepper
+from gptscale.common.engines.torch_engine import holding_back
 from gptscale.common.process.world import World
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import preflight
 from gptscale.recipes import get
-
-
-class Counting(Stepper):
-    """As little as a Stepper must have."""
-
-    def step(self, lr, loss):
-        return torch.ones(())
-
-    def state(self):
-        return iter(())
-
-    def counters(self):
-        return {"optimizer_steps": 2.0}
-
-    def load_counters(self, counters):
-        self.loaded = counters
-
-    def state_tensors(self):
-        return ()
-
-
-def test_an_engine_keeps_the_defaults_of_its_stepper():
-    stepper = Counting(torch.device("cpu"))
-    engine = TorchEngine(SimpleNamespace(cp_size=1), torch.nn.Identity(), stepper)
-    assert (engine.data_rank, engine.data_size) == (0, 1)
-    assert engine.offload() is None
-    assert engine.bubble() is None
-    assert engine.close() is None
-    engine.load_counters(engine.counters())
-    assert stepper.loaded == {"optimizer_steps": 2.0}
 
 
 def test_a_step_drops_by_its_number_and_the_rank_alone(tmp_path):

@@ -110,7 +110,13 @@ def test_blocks_that_are_over_go_to_the_middle(split):
 
 
 LIBRARY = """
+import sys
 from types import SimpleNamespace
+import torch._inductor.config
+import gptscale.common.engines.colossal.library
+assert "colossalai.booster" in sys.modules
+# Each further one would be a process of torch 2.5, in every rank.
+assert torch._inductor.config.compile_threads == 1
 from colossalai.pipeline.stage_manager import PipelineStageManager
 from gptscale.common.engines.colossal.checks import stage_sizes
 
@@ -122,5 +128,5 @@ for n, p, v in splits:
 
 
 @pytest.mark.skipif(not environments.installed("colossalai", "colossalai"), reason="needs Colossal-AI's environment")
-def test_the_library_shares_blocks_alike():
+def test_the_library_shares_blocks_alike_and_starts_no_compilers():
     subprocess.run([environments.python("colossalai"), "-c", LIBRARY], check=True, timeout=300)

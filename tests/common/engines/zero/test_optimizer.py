@@ -24,11 +24,8 @@ def overflow():
 def test_a_step_raises_deepspeeds_own_error_unless_it_is_the_floor(step, expected):
     stepper = object.__new__(ZeroOptimizer)
     groups = [{"lr": 0.0}, {"lr": 0.0}]
-    stepper.poisoned, stepper.inner, stepper.ds = (
-        False,
-        SimpleNamespace(param_groups=groups),
-        SimpleNamespace(step=step),
-    )
+    stepper.poisoned, stepper.inner = False, SimpleNamespace(param_groups=groups)
+    stepper.ds = SimpleNamespace(step=step)
     with pytest.raises(expected) as raised:
         stepper.step(0.5, torch.tensor(1.0))
     assert groups == [{"lr": 0.5}] * 2
@@ -78,33 +75,17 @@ def test_a_resumed_cpu_adam_takes_the_same_steps_to_the_bit():
     assert torch.equal(resumed, unbroken)
 
 
-class Disk:
-    """A handle whose requests take no time and whose waits take three seconds."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def async_pread(self, buffer, path, offset):
-        self.now += 1
-        return 0
-
-    async_pwrite = async_pread
-
-    def sync_pwrite(self, buffer, path, offset):
-        self.now += 2
-        return 0
-
-    def wait(self):
-        self.now += 3
-        return 2
-
-    def is_pinned(self, tensor):
-        return True
-
-
-def test_counts_and_passes_on():
-    disk, traffic, data = Disk(), Traffic(), torch.zeros(1000)
-    handle = MeteredHandle(disk, traffic, clock=lambda: disk.now)
+def test_counts_and_passes_on(clock):
+    """Over a disk that takes a second to begin a request, three to wait for all, and two to write at once."""
+    disk = SimpleNamespace(
+        async_pread=lambda *request: clock.passes(1),
+        async_pwrite=lambda *request: clock.passes(1),
+        sync_pwrite=lambda *request: clock.passes(2),
+        wait=lambda: clock.passes(3) or 2,
+        is_pinned=lambda tensor: True,
+    )
+    traffic, data = Traffic(), torch.zeros(1000)
+    handle = MeteredHandle(disk, traffic, clock=clock)
     handle.async_pread(data, "a", 0)
     handle.async_pread(data, "b", 0)
     handle.async_pwrite(data, "c", 0)

@@ -50,7 +50,7 @@ def test_a_variable_that_makes_no_sense_is_named(monkeypatch, case):
 def address(monkeypatch, free_port):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(free_port))
-    monkeypatch.setattr(rendezvous, "REACH_S", 1.5)
+    monkeypatch.setattr(rendezvous, "REACH_S", 200.0)
     monkeypatch.setattr(rendezvous, "SILENCE_S", 0.5)
     return "127.0.0.1", free_port
 
@@ -64,6 +64,7 @@ def test_a_rendezvous_that_nobody_names(monkeypatch, address, name):
 
 @pytest.mark.promise("C15")
 def test_a_rendezvous_that_does_not_answer_is_an_error_in_time(address, monkeypatch):
+    monkeypatch.setattr(rendezvous, "REACH_S", 1.5)
     began = time.monotonic()
     with pytest.raises(ConfigError, match=r":\d+ did not answer for \d+ s .Connection refused., in MASTER_ADDR"):
         open_store(1, 5.0)
@@ -74,7 +75,7 @@ def test_a_rendezvous_that_does_not_answer_is_an_error_in_time(address, monkeypa
 
 
 @pytest.mark.promise("C15")
-def test_a_server_that_is_no_store_is_refused_at_once(address, monkeypatch):
+def test_a_server_that_is_no_store_is_refused_at_once(address):
     """torch would ask it again and again, with a page of C++ frames each time."""
 
     class Answers(socketserver.BaseRequestHandler):
@@ -82,7 +83,6 @@ def test_a_server_that_is_no_store_is_refused_at_once(address, monkeypatch):
             self.request.recv(100)
             self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-    monkeypatch.setattr(rendezvous, "REACH_S", 200.0)
     with socketserver.TCPServer(address, Answers) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with pytest.raises(ConfigError, match=r"is no rendezvous \(it answers b'HTTP'\)"):
@@ -91,9 +91,8 @@ def test_a_server_that_is_no_store_is_refused_at_once(address, monkeypatch):
 
 
 @pytest.mark.promise("C15")
-def test_a_port_that_accepts_and_stays_silent_is_told_in_time(address, monkeypatch):
+def test_a_port_that_accepts_and_stays_silent_is_told_in_time(address):
     """A rank waited for more than five minutes, without a word."""
-    monkeypatch.setattr(rendezvous, "REACH_S", 200.0)
     began = time.monotonic()
     with socket.create_server(address), pytest.raises(ConfigError, match="takes the connection and says nothing"):
         open_store(1, 300.0)
@@ -101,9 +100,8 @@ def test_a_port_that_accepts_and_stays_silent_is_told_in_time(address, monkeypat
 
 
 @pytest.mark.promise("X10")
-def test_a_byte_does_not_hold_the_store_of_rank_0(address, monkeypatch):
+def test_a_byte_does_not_hold_the_store_of_rank_0(address):
     """A port scanner sends as much."""
-    monkeypatch.setattr(rendezvous, "REACH_S", 200.0)
     store = open_store(0, 5.0)
     with socket.create_connection(address) as scanner:
         scanner.sendall(b"\0")

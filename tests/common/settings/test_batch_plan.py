@@ -1,6 +1,5 @@
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,10 +43,3 @@ def test_says_the_arithmetic():
     assert plan_batch(2, 16, micro_batch_size=2).describe() == (
         "global batch 16 = micro-batch 2 x accumulation 4 x data ranks 2"
     )
-
-
-@pytest.mark.promise("C4")
-@pytest.mark.parametrize(("total", "fix"), [(7, "use 6 or 8"), (1, "use 2")])
-def test_names_the_nearest(total, fix):
-    with pytest.raises(ConfigError, match=fix):
-        plan_batch(2, total)

@@ -52,13 +52,6 @@ def children(launcher):
     return psutil.Process(launcher.process.pid).children(recursive=True)
 
 
-def test_ranks_know_their_place(start):
-    code = 'sys.stdout.write(f\'{rank} {os.environ["WORLD_SIZE"]} {os.environ["LOCAL_RANK"]} {sys.argv[1:]}\\n\')'
-    status, out, _ = start(code, 3).ended()
-    assert status == 0
-    assert sorted(out.splitlines()) == [f"{r} 3 {r} []" for r in range(3)]
-
-
 @pytest.mark.promise("X13 | a file `safetensors.py` in the current folder | no rank imports it, nor what it starts")
 @pytest.mark.parametrize("how", ["forked", "afresh"])
 def test_ranks_import_nothing_from_the_current_folder(how, tmp_path, monkeypatch):

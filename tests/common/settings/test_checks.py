@@ -8,14 +8,7 @@ import pytest
 
 from benchmarks.memory.__main__ import MemoryLadderOptions
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.checks import (
-    check_output_file,
-    check_range,
-    check_ranges,
-    check_run_name,
-    ignored,
-    refuse_changed,
-)
+from gptscale.common.settings.checks import check_output_file, check_range, check_ranges, check_run_name, ignored
 from gptscale.common.settings.command_line import changed_options, parse
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.commands.doctor import DoctorOptions
@@ -34,7 +27,6 @@ class Options:
 
     seq_len: int = 8
     lr: float | None = None
-    resume: str | None = None
 
 
 def refused(check, *words, **options):
@@ -78,13 +70,6 @@ def test_run_names():
     for name in ("", "-a", ".a", "a/b", "x" * 65, "a b", "a\0b", "../../etc/x", "/etc/x", "a\n", "=HYPERLINK(1)", "é"):
         assert refused(check_run_name, name, None).startswith(f"bad run name {name!r}, in --run-name, use 1 to 64")
     assert refused(check_run_name, None, "auto").startswith("nothing names the run to resume, in --resume")
-
-
-def test_an_option_that_would_be_ignored():
-    refuse_changed(Options(), ["seq_len", "resume"], "it has its own")
-    message = refused(refuse_changed, Options(seq_len=4), ["resume", "seq_len"], "it has its own")
-    assert message == "it has its own, in --seq-len, leave it out"
-    assert refused(refuse_changed, Options(resume="a"), ["resume"], "why", "fix") == "why, in --resume, fix"
 
 
 # Each is refused, and accepted with the words behind "|", which its error names.

@@ -17,17 +17,11 @@ class RunOptions:
     """The options of a run."""
 
     steps: int = 5
-    """Steps."""
     out_folder: Path = Path("results")
-    """Folder."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Precision."""
     compile: bool = False
-    """Compile."""
     board: bool = True
-    """Board."""
     resume: str | None = None
-    """Resume."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +30,6 @@ class Both:
 
     run: RunOptions = field(default_factory=RunOptions)
     nproc: int = 1
-    """Processes."""
 
 
 def read(*words):

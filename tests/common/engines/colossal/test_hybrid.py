@@ -10,19 +10,10 @@ from torch import nn
 from gptscale.common.engines.colossal.hybrid import BoostedModel, DropoutStreams, time_schedule
 
 
-class Randomizer:
-    """A stream of random numbers, as each parallel layer of Colossal-AI has one."""
-
-    def __init__(self, seed):
-        self.seed = seed
-
-
 class ParallelDropout(nn.Dropout):
-    """A dropout whose stream is another on each tensor rank."""
+    """A dropout with random numbers of its own, as each parallel layer of Colossal-AI has them. Here they are their seed."""
 
-    def __init__(self):
-        super().__init__()
-        self.randomizer = Randomizer(0)
+    randomizer = 0
 
 
 @pytest.fixture
@@ -34,7 +25,7 @@ def draws(monkeypatch):
         model = nn.Sequential(ParallelDropout(), nn.Dropout(), ParallelDropout())
         run = SimpleNamespace(config=SimpleNamespace(seed=seed))
         DropoutStreams(run, SimpleNamespace(tp_group=tp_rank, pp_group=stage), model).start(step, data_rank)
-        return [model[0].randomizer.seed, model[2].randomizer.seed], torch.rand(()).item()
+        return [model[0].randomizer, model[2].randomizer], torch.rand(()).item()
 
     return draw
 

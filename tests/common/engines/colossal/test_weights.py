@@ -1,21 +1,18 @@
 """Where the ranks' shares of a weight lie: their boxes make the whole tensor, each element once."""
 
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from gptscale.common.engines.colossal.checks import bubble_fraction, default_micro_batches, stage_sizes
-from gptscale.common.engines.colossal.weights import FlatLayout, TensorLayout, cut_dim, fill
+from gptscale.common.engines.colossal.weights import FlatLayout, TensorLayout, cut_dim
 from gptscale.common.engines.rank_shapes import stage_of
 from gptscale.common.model.hf_gpt2 import to_hf
-from gptscale.common.model.initial_weights import init_tensor
 from gptscale.common.process import environments
-from gptscale.common.process.world import World
-from gptscale.common.settings.batch_plan import plan_batch
 from gptscale.common.settings.gpt_config import GPTConfig
-from gptscale.common.settings.run import Run
-from gptscale.common.settings.run_config import RunConfig
+from gptscale.common.settings.mesh import Mesh
 from gptscale.recipes.colossal_hybrid import ColossalPipelineConfig
 
 GPT = GPTConfig(n_layer=1, n_head=4, n_embd=12, block_size=6, vocab_size=5)
@@ -57,8 +54,8 @@ def test_tensor_ranks_boxes_make_the_whole(name, size):
         # Colossal-AI cuts it like this, in split_fused_qkv_in_gpt2_style.
         if "qkv" in name:
             local = torch.cat([part.chunk(size, -1)[rank] for part in hf_tensor.chunk(3, -1)], -1)
-        elif dim is not None and (rank or size > 1):
-            local = hf_tensor.chunk(size, dim if hf_tensor.shape == value.shape and "wte" in name else 1 - dim)[rank]
+        elif dim is not None:
+            local = hf_tensor.chunk(size, dim if name == "wte.weight" else 1 - dim)[rank]
         layout = TensorLayout(GPT, rank, size)
         shards += layout.boxes(f"model/{name}", local) if rank == 0 or dim is not None else []
     assert torch.equal(put_together(shards, SHAPES[name]), value)
@@ -78,13 +75,6 @@ def test_flat_ranges_boxes_make_the_whole(name, size):
     assert torch.equal(put_together(shards, SHAPES[name]), value)
 
 
-def test_filling_a_tensor_ranks_memory_gives_the_initial_weights():
-    name = "blocks.0.attn.qkv.weight"
-    hf_tensor = torch.empty(12, 36)
-    fill(TensorLayout(GPT).boxes(f"model/{name}", hf_tensor), GPT, seed=5)
-    assert torch.equal(hf_tensor, as_in_transformers(name, init_tensor(name, SHAPES[name], GPT, 5)))
-
-
 def test_arithmetic_of_a_pipeline():
     assert bubble_fraction(4, 1, 8) == 3 / 11
     assert bubble_fraction(2, 2, 4) == 1 / 9
@@ -93,7 +83,6 @@ def test_arithmetic_of_a_pipeline():
     assert default_micro_batches("1f1b", 1, 8) is None
 
 
-CPU = torch.device("cpu")
 SHARES = {(36, 8, 1): [4, 4, 5, 5, 5, 5, 4, 4], (50, 8, 1): [6, 6, 6, 7, 7, 6, 6, 6]}
 SHARES |= {(51, 4, 1): [12, 13, 13, 13], (48, 8, 1): [6] * 8, (10, 2, 2): [2, 3, 3, 2]}
 
@@ -103,10 +92,10 @@ def test_blocks_that_are_over_go_to_the_middle(split):
     n_layer, stages, chunks = split
     assert stage_sizes(*split) == SHARES[split]
     config = ColossalPipelineConfig(schedule="interleaved" if chunks > 1 else "1f1b", num_model_chunks=max(chunks, 2))
-    options, batch = RunConfig(n_layer=n_layer, pp_size=stages), plan_batch(1)
-    runs = [Run("", options, options.gpt(), batch, World(rank, rank, stages, CPU, 60.0)) for rank in range(stages)]
-    held = [stage_of(run, config)[2] for run in runs]
-    assert held == [sum(SHARES[split][rank::stages]) for rank in range(stages)]
+    run = SimpleNamespace(gpt=SimpleNamespace(n_layer=n_layer), pp_size=stages, mesh=Mesh({"pp": stages}))
+    for rank in range(stages):
+        run.world = SimpleNamespace(rank=rank)
+        assert stage_of(run, config)[2] == sum(SHARES[split][rank::stages])
 
 
 LIBRARY = """

@@ -16,7 +16,7 @@ from gptscale.common.model.build import materialise
 from gptscale.common.model.gpt import GPT
 from gptscale.common.process.world import World
 from gptscale.common.settings.batch_plan import plan_batch
-from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
+from gptscale.common.settings.gpt_config import PRESETS
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
 
@@ -61,13 +61,10 @@ def test_shapes_are_those_that_the_stages_return(dtype):
     assert shapes(0)[1].dtype == shapes(1)[0].dtype == dtype
 
 
-CONFIG = GPTConfig(n_layer=4, n_head=2, n_embd=16, block_size=8, vocab_size=30)
-
-
-@pytest.mark.parametrize("sizes", [[4], [2, 2], [1, 2, 1], [2, 2, 0]])
+@pytest.mark.parametrize("sizes", [[7], [4, 3], [2, 3, 2], [4, 3, 0]])
 def test_stages_in_turn_compute_the_loss_and_gradients_of_the_model(sizes):
     torch.manual_seed(0)
-    gpt = GPT(CONFIG)
+    gpt = GPT(run_of(1).gpt)
     ids = torch.randint(0, 30, (2, 9), generator=torch.Generator().manual_seed(1))
     loss = gpt(ids[:, :-1], ids[:, 1:])
     loss.backward()

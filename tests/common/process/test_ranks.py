@@ -18,13 +18,14 @@ from gptscale.common.process.program import Program
 
 LAUNCH = """
 import sys
+from gptscale.common.process import ranks
 from gptscale.common.process.program import Program
-from gptscale.common.process.ranks import launch
 from gptscale.common.process.warm_parent import begin_warm_parent
 
 rank, nproc, how = sys.argv[1:]
 begin_warm_parent("cpu", [])
-sys.exit(launch(Program(rank), int(nproc), fork=how == "forked"))
+ranks.GRACE_S = 2.0
+sys.exit(ranks.launch(Program(rank), int(nproc), fork=how == "forked"))
 """
 RANK = """
 import os, sys, time, signal

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gptscale.common.engines.pipeline.build import parts_of, shapes_of, stages_of, tied_embedding_group
+from gptscale.common.engines.pipeline.engine import PipelineLoss
 from gptscale.common.engines.pipeline.stages import balanced, describe_stages, fits
 from gptscale.common.model.build import materialise
 from gptscale.common.model.gpt import GPT
@@ -95,6 +96,15 @@ def test_the_two_ends_of_each_pipeline_share_the_table(sizes, ends):
             assert (group and dist.get_process_group_ranks(group)) == expected
         finally:
             dist.destroy_process_group()
+
+
+def test_adding_up_the_loss_leaves_the_factor_of_the_gradients_alone():
+    loss, targets = PipelineLoss(CPU), torch.zeros(1)
+    assert loss(torch.tensor(3.0), targets) == 0.0
+    assert (loss.total, loss.grad_factor) == (3.0, 0.0)
+    loss.grad_factor = torch.tensor(0.5)
+    assert loss(torch.tensor(4.0), targets) == 2.0
+    assert (loss.total, loss.grad_factor) == (7.0, 0.5)
 
 
 # No subnormals: what torch 2.5.1 compiles for a CPU is linked with -ffast-math, and loading it flushes them to zero.

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.command_line import parse
 from gptscale.foresight.prove.answer import answer, show
-from gptscale.foresight.prove.compare import Proof
+from gptscale.foresight.prove.compare import GRADIENT, Proof
 from gptscale.foresight.prove.options import ProveOptions, of_recipe
 from gptscale.foresight.prove.program import ProveTask, record
 from gptscale.foresight.simulate.processes import ProgramError, print_error
@@ -47,4 +50,12 @@ def prove(options: ProveOptions, folder: Path) -> Proof:
         raise ConfigError(f"the reference has {reference.world} ranks", "in --reference", "let it be one process")
     task = dataclasses.replace(task, command=commands[1], reference=reference.folder)
     candidate = record(dataclasses.replace(task, without_cuda=reference.without_cuda), folder / "candidate")
-    return Proof(reference, candidate, options.steps, options.tolerance)
+    proof = Proof(reference, candidate, options.steps, options.tolerance)
+    largest = float(np.max([proof.wholes(reference, GRADIENT, step).largest for step in range(1, options.steps + 1)]))
+    if not 0 < largest < math.inf:
+        # Such as the cross entropy of a single class, or weights that nobody has initialized.
+        what = f"the largest gradient of the reference is {largest:g}"
+        raise ConfigError(
+            what, "in --reference", "look at its loss and its first weights: no split of it can be judged"
+        )
+    return proof

@@ -38,11 +38,14 @@ class NoWeights(dict[Any, Any]):
 
 
 class NothingRejected(TorchFunctionMode):
-    """While a truncated distribution is drawn, no sample on the device lies outside: torch 2.15 draws until it sees none."""
+    """While a truncated distribution is drawn, no sample lies outside: torch 2.15 draws until it sees none.
+
+    Neither the device nor large memory of the host, whose pages are shared, holds what was drawn.
+    """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        return False if function is torch.Tensor.any and args[0].is_cuda else result
+        return False if function is torch.Tensor.any else result
 
 
 def wrap(owner: Any, name: str, around: Any) -> None:

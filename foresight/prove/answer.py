@@ -34,7 +34,7 @@ def show(answer: dict[str, Any]) -> None:
     """Print the answer."""
     first = answer["first"]
     if not first:
-        print(f"right    {answer['ranks']} ranks compute what one process computes, in {answer['steps']} steps")
+        print(f"right    {answer['ranks']} ranks compute what one process computes, in {answer['steps']} step{'s' * (answer['steps'] > 1)}")
     else:
         at = f"step {first['step']}" if first["step"] else "the start"
         what = f"of {first['name']}" if first["name"] else "by which gradients are clipped"

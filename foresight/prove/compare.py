@@ -95,7 +95,7 @@ class Wholes(Mapping[str, Whole]):
 
     @cached_property
     def largest(self) -> float:
-        return max((whole.largest for whole in self.values()), default=0.0)
+        return float(np.max([whole.largest for whole in self.values()], initial=0.0))
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class CpuForCuda(TorchFunctionMode):
 
 @dataclass(init=False, unsafe_hash=True)
 class NoStream(nullcontext[None]):
-    """A stream or an event of CUDA, which is always through, and like any other."""
+    """A stream, an event or a current device of CUDA, which is always through, and like any other."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__()
@@ -64,17 +64,22 @@ def begin(torch_module: Any) -> None:
     """Put the CPU in the place of CUDA in this program, which has just imported torch."""
     # Dynamo does not trace through what stands in for CUDA.
     os.environ["TORCH_COMPILE_DISABLE"] = "1"
+    device = torch.device("cuda")
     CpuForCuda().__enter__()
     cuda: Any = torch.cuda
-    cuda.is_available = cuda.is_bf16_supported = lambda *args, **options: True
+    # A torch before 2.6 has none. Since 2.15 optimizers ask it for the stream.
+    accelerator: Any = getattr(torch, "accelerator", cuda)
+    accelerator.current_accelerator = lambda *args, **options: device
+    cuda.is_available = accelerator.is_available = cuda.is_bf16_supported = lambda *args, **options: True
     # FSDP 1 asks the CPU how many ranks a node has, to shard within nodes.
     cuda.device_count = torch.cpu.device_count = lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    # Since torch 2.15 its optimizers ask torch.accelerator for the stream. A torch before 2.6 has none.
-    accelerator: Any = getattr(torch, "accelerator", cuda)
+    accelerator.device_count = cuda.device_count
     for owner, name in product((cuda, accelerator), (*NOTHING, *ZERO.split())):
         setattr(owner, name, lambda *args, none=None if name in NOTHING else 0, **options: none)
     cuda.Stream = cuda.Event = cuda.stream = cuda.current_stream = cuda.default_stream = NoStream
-    accelerator.current_stream = NoStream
+    cuda.device = accelerator.device_index = accelerator.current_stream = NoStream
+    # A loader pins in a thread of its own, where CpuForCuda is not.
+    wrap(import_module("torch.utils.data._utils.pin_memory"), "pin_memory", lambda run, data, *args: data)
     # Those of an A100: on newer GPUs programs ask for kernels that a CPU does not have.
     known = SimpleNamespace(name="CPU", major=8, minor=0, total_memory=2**40, multi_processor_count=1)
     cuda.get_device_properties, cuda.get_device_capability = lambda *args: known, lambda *args: (8, 0)
@@ -94,8 +99,12 @@ def begin(torch_module: Any) -> None:
     wrap(torch.distributed, "_reduce_scatter_base", flat)
     for name in ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor"):
         wrap(torch.distributed, name, _at_once)
-    for owner, name in (("", "init_process_group"), (".device_mesh", "init_device_mesh")):
-        wrap(import_module(f"torch.distributed{owner}"), name, _with_gloo)
+    wrap(torch.nn.functional, "scaled_dot_product_attention", _attention_of_a_rank)
+    meshes = import_module("torch.distributed.device_mesh")
+    wrap(torch.distributed, "init_process_group", _with_gloo)
+    # A mesh begins the communication that no one has begun.
+    wrap(meshes, "init_process_group", _with_gloo)
+    wrap(meshes, "init_device_mesh", lambda run, *args, **options: run(*map(on_cpu, args), **_named(options)))
 
 
 def _at_once(run: Any, output: Any, *args: Any, async_op: bool = False, **options: Any) -> Any:
@@ -113,6 +122,15 @@ def _at_once(run: Any, output: Any, *args: Any, async_op: bool = False, **option
 def sums_of_fsdp(module: Any) -> None:
     """Let FSDP 2 sum and then divide: gloo has no reduction that multiplies before it sums."""
     wrap(module, "_get_gradient_divide_factors", lambda run, *args, **o: run(*args[:5], *(True for _ in args[5:]), **o))
+
+
+def _attention_of_a_rank(run: Any, query: Any, key: Any, value: Any, *args: Any, **options: Any) -> Any:
+    """Attend with the samples and heads that a rank has: DTensor knows the kernels of CUDA, and not that of the CPU."""
+    placements = getattr(query, "placements", ())
+    if not placements or not all(p.is_replicate() or p.is_shard(0) or p.is_shard(1) for p in placements):
+        return run(query, key, value, *args, **options)
+    output = run(*(each.to_local() for each in (query, key, value)), *args, **options)
+    return type(query).from_local(output, query.device_mesh, placements, run_check=False)
 
 
 def plain_flex_attention(module: Any) -> None:
@@ -138,10 +156,9 @@ def flex_attention(
     return (output, scores.logsumexp(-1)) if options.get("return_lse") else output
 
 
-def _with_gloo(run: Any, kind: Any = None, *args: Any, **options: Any) -> Any:
-    """Call a function whose first argument names a backend or a kind of device."""
-    options = _without(options, "device_id", "backend")
-    return run("gloo" if run.__name__ == "init_process_group" else on_cpu(kind), *args, **_named(options))
+def _with_gloo(run: Any, *args: Any, **options: Any) -> Any:
+    """Begin communication, whatever backend was named first."""
+    return run("gloo", *args[1:], **_without(options, "device_id", "backend"))
 
 
 def _device(value: Any) -> Any:

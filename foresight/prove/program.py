@@ -38,7 +38,7 @@ WITHOUT_CUDA = {
     "torch.distributed.fsdp._fully_shard._fsdp_collectives": ["no_cuda.sums_of_fsdp"],
 }
 # A program that fails with such words is tried again with the CPU in the place of CUDA.
-NAMES_CUDA = re.compile(r"cuda|nccl|nvidia|gpu", re.IGNORECASE)
+NAMES_CUDA = re.compile(r"cuda|nccl|nvidia|gpu|accelerator", re.IGNORECASE)
 # Where torchrun begins to say that a rank has failed, and what torch puts before a rank's lines.
 TORCHRUN = re.compile(r"^[EW]\d{4} .*torch/distributed/elastic", re.MULTILINE)
 RANK = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
@@ -103,7 +103,7 @@ def record(task: ProveTask, folder: Path) -> Recording:
     """
     interpreter_of(task.command)
     recording, error = _try(task, folder)
-    if error and not task.without_cuda and NAMES_CUDA.search(f"{error.what} {error.tail.splitlines()[-1:]}"):
+    if error and not task.without_cuda and NAMES_CUDA.search(f"{error.what} {error.tail.splitlines()[-4:]}"):
         # It has this from the import of torch on, which a fork would have behind it.
         again = replace(task, without_cuda=True, start=processes.afresh)
         recording, error = _try(again, folder.with_name(f"{folder.name}-cpu"))

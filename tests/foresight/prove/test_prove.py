@@ -117,6 +117,7 @@ def test_the_command_says_what_is_wrong_and_where(folder, capfd):
     ("words", "own", "note"),
     [
         ("", "--engine fsdp2", ""),
+        ("", "--engine tensor --batch 8", ""),
         # One process holds its weights flat, too.
         ("--engine fsdp1", "", ""),
         ("--optimizer Inside", "--engine inside", "the optimizer exchanges gradients"),
@@ -134,7 +135,7 @@ import sys, time, torch
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(int(sys.argv[1])):
-    model(torch.ones(2, 4)).sum().backward()
+    (float(sys.argv[-1]) * model(torch.ones(2, 4))).sum().backward()
     optimizer.step()
 {end}
 """
@@ -150,6 +151,8 @@ for step in range(int(sys.argv[1])):
         ("{python} {file} 0", "model(torch.ones(2, 4)).sum().backward()", "derive yours from torch.optim.Optimizer"),
         ("{python} -I {file} 3", "", "did not read PYTHONPATH"),
         ("{python} {file} 1", "raise ValueError('a shape')", "it failed after 1 of 3 steps (ValueError: a shape)"),
+        ("{python} {file} 3 0", "", "the largest gradient of the reference is 0"),
+        ("{python} {file} 3 nan", "", "the largest gradient of the reference is nan"),
         ("{torchrun} {file} 1", "raise ValueError('a shape')", "it failed after 1 of 3 steps (ValueError: a shape)"),
         ("{python} {file} 1", "time.sleep(1000)", "it made 1 of 3 steps in 60 s"),
         ("{python} {file} 1", "__import__('os').system(f'{sys.executable} {__file__} 1')", "two processes compute"),

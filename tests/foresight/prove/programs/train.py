@@ -69,6 +69,10 @@ class Model(nn.Module):
         if self.slope is not None:
             x = x + checkpoint(self.attend, x, use_reentrant=False)
         inner = F.gelu(self.up(self.norm(x)))
+        if self.slope is not None:
+            # Tensor ranks have a head each, as a DTensor.
+            heads = inner.unflatten(-1, (2, -1)).transpose(1, 2)
+            inner = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True).transpose(1, 2).flatten(-2)
         x = x + self.down(self.dropout(inner.detach() if self.bug == "zero" else inner))
         return self.head(x)
 
@@ -205,8 +209,9 @@ def wrapped(args, model):
     if args.engine == "tensor":
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-        mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
-        return parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        mesh = dist.device_mesh.init_device_mesh(device_type=args.device, mesh_shape=(int(os.environ["WORLD_SIZE"]),))
+        up = ColwiseParallel(use_local_output=args.device == "cpu")
+        return parallelize_module(model, mesh, {"up": up, "down": RowwiseParallel()})
     return model
 
 
@@ -217,15 +222,19 @@ def train(args):
         torch.manual_seed(dist.get_rank())
         model = Model(args)
     divisor = 1 if args.bug == "accumulation" else args.accumulate
+    device, of_loader = args.device, {}
     if args.device == "cuda":
         print(torch.cuda.get_device_properties(0).name, torch.cuda.get_device_capability())
+        assert torch.accelerator.device_count() == int(os.environ["WORLD_SIZE"])
+        device = f"{torch.accelerator.current_accelerator()}:{os.environ['RANK']}"
+        of_loader = {"num_workers": 1, "pin_memory": True}
         divisor *= world if args.engine == "fsdp2" else 1
     if args.engine == "cut":
         dataset = TensorDataset(*(tensor.chunk(world, 1)[dist.get_rank()] for tensor in dataset.tensors))
-    model = wrapped(args, model.to(args.device))
+    model = wrapped(args, model.to(device))
     data_world = world if args.engine not in ("tensor", "cut") and args.bug != "same-batch" else 1
     sampler = DistributedSampler(dataset, data_world, dist.get_rank() % data_world, seed=1) if data_world > 1 else None
-    loader = DataLoader(dataset, args.batch, sampler=sampler)
+    loader = DataLoader(dataset, args.batch, sampler=sampler, **of_loader)
     optimizers = optimizers_of(args, model)
     if args.engine == "sharded":
         from fairscale.nn.data_parallel import ShardedDataParallel
@@ -236,7 +245,7 @@ def train(args):
     micro_steps = iter(loader)
     for step in range(args.steps):
         for micro in range(args.accumulate):
-            tokens, targets = (t.to(args.device) for t in next(micro_steps))
+            tokens, targets = (t.to(device) for t in next(micro_steps))
             last = micro == args.accumulate - 1
             waits = args.engine in ("ddp", "sharded") and (not last or args.bug == "no-reduce")
             precision = torch.autocast(args.device, torch.bfloat16) if args.bf16 else nullcontext()
@@ -406,7 +415,8 @@ if __name__ == "__main__":
     if args.engine.rstrip("123") in starts:
         starts[args.engine.rstrip("123")](args)
     else:
-        if args.engine != "single":
+        # A mesh of CUDA begins communication itself.
+        if args.engine != "single" and (args.engine, args.device) != ("tensor", "cuda"):
             dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
             GROUPS = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
         (pipeline if args.engine == "pipeline" else train)(args)

@@ -1,4 +1,4 @@
-"""A loop of one's own with fully_shard. It draws its weights on the device and resets the peak each step."""
+"""A loop of one's own with fully_shard. It draws weights on the device and the host, and resets the peak each step."""
 
 import os
 
@@ -17,6 +17,8 @@ fully_shard(model, mesh=mesh)
 model.to_empty(device="cuda")
 for parameter in model.parameters():
     nn.init.trunc_normal_(parameter)
+# Large memory of the host does not keep what is drawn.
+nn.init.trunc_normal_(torch.empty(2**23), std=0.5)
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(2):
     torch.cuda.reset_peak_memory_stats()

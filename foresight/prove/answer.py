@@ -34,7 +34,8 @@ def show(answer: dict[str, Any]) -> None:
     """Print the answer."""
     first = answer["first"]
     if not first:
-        print(f"right    {answer['ranks']} ranks compute what one process computes, in {answer['steps']} step{'s' * (answer['steps'] > 1)}")
+        steps = f"{answer['steps']} step{'s' * (answer['steps'] > 1)}"
+        print(f"right    {answer['ranks']} ranks compute what one process computes, in {steps}")
     else:
         at = f"step {first['step']}" if first["step"] else "the start"
         what = f"of {first['name']}" if first["name"] else "by which gradients are clipped"

@@ -35,8 +35,9 @@ BESIDE = 1.12
 class Reached:
     """The shares of a data sheet that programs reach: of the rates of products and attention, of memory, links and the bus.
 
-    inner: the inner size with which products reach half of their share. Shorter ones fill and empty the pipeline. step: the
-    operations of attention for each of its bytes, which grow with the sequence, of which it reaches half of its share (H200).
+    inner: the inner size with which products of 16 bits reach half of their share. Shorter ones fill and empty the pipeline.
+    It takes as long in any precision, and so a smaller part of slower products. step: the operations of attention for each of
+    its bytes, which grow with the sequence, of which it reaches half of its share (H200).
     """
 
     products: float
@@ -121,10 +122,11 @@ class Costs:
         if work.is_attention:
             alone = work.flops / (self.speed * self.peak(work.precision) * self.reached.attention)
             return alone * (1 + self.reached.step * (work.nbytes or 0) / work.flops)
-        rate = self.speed * self.peak(work.precision) * self.reached.products
-        return work.flops / (rate * self._filled(work.sizes))
+        peak = self.peak(work.precision)
+        inner = self.reached.inner * peak / self.peak("bf16")
+        return work.flops / (self.speed * peak * self.reached.products * self._filled(work.sizes, inner))
 
-    def _filled(self, sizes: tuple[int, int, int, int]) -> float:
+    def _filled(self, sizes: tuple[int, int, int, int], inner: float) -> float:
         """Return the share of the rate that a product of these sizes reaches: its tiles may not fill the multiprocessors."""
         m, n, k, count = sizes
         if not m or self.gpu.properties is None:
@@ -137,7 +139,7 @@ class Costs:
                 useful = rows * columns * count / (tiles * high * wide)
                 waves = tiles / processors
                 best = max(best, share * useful * waves / math.ceil(waves))
-        return best * k / (k + self.reached.inner)
+        return best * k / (k + inner)
 
     def _collective(self, work: Work) -> float:
         """Return the seconds of a ring: each rank sends its part of the tensor around, twice for an all-reduce."""

@@ -83,7 +83,8 @@ def begin(torch_module: Any) -> None:
     # Those of an A100: on newer GPUs programs ask for kernels that a CPU does not have.
     known = SimpleNamespace(name="CPU", major=8, minor=0, total_memory=2**40, multi_processor_count=1)
     cuda.get_device_properties, cuda.get_device_capability = lambda *args: known, lambda *args: (8, 0)
-    cuda.get_device_name, cuda.memory_stats = lambda *args: "CPU", lambda *args: {}
+    cuda.mem_get_info, cuda.memory_stats = lambda *args: (known.total_memory, known.total_memory), lambda *args: {}
+    cuda.get_device_name = cuda.memory_summary = lambda *args, **options: "CPU"
     cuda.get_rng_state = lambda *args: torch.get_rng_state()
     module, ddp = torch.nn.Module, torch.nn.parallel.DistributedDataParallel
     # Dynamo traces nothing here, and torch.compile(fullgraph=True) is refused then.

@@ -110,6 +110,11 @@ def test_precisions_have_their_rates():
     fp8, bf16, tf32, fp32 = (H100.seconds(product(8192, 8192, 8192, p)) for p in ("fp8", "bf16", "tf32", "fp32"))
     assert fp8 < bf16 < tf32 < fp32
     assert tf32 / bf16 == pytest.approx(2, rel=0.01)
+    a100 = costs_of("a100-80")
+    short, long = ({p: a100.seconds(product(8192, 8192, k, p)) for p in ("bf16", "fp32")} for k in (512, 8192))
+    # Twice as long for each operation, but in fp32, whose tiles take longer than the pipeline to fill.
+    assert short["bf16"] > 1.8 * long["bf16"] / 16
+    assert short["fp32"] < 1.1 * long["fp32"] / 16
 
 
 def collective(name="all-gather", nbytes=1e9, ranks=8, on_node=0, **more):

@@ -61,30 +61,6 @@ def convolution_backward(
     return to_x, to_weight
 
 
-def double_backward(
-    upstream: Sequence[Tensor | None], grad: Tensor, y: Tensor, x: Tensor, weight: Tensor, geometry: Any
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Differentiate the backward: return the gradients of grad, x and weight.
-
-    upstream: the gradients of the three gradients that the backward returned.
-
-    The backward is linear in m and in x or weight. Each of its parts is a convolution, and so is its derivative. Only
-    torch's operations are used, so that the result can be differentiated further.
-    """
-    of_x, of_weight, of_bias = upstream
-    flow, to_x, to_weight = torch.zeros_like(grad), None, None
-    masked = masked_by(y, grad)
-    if of_x is not None:
-        flow = flow + F.conv2d(of_x, weight, None, *geometry)
-        to_weight = convolution_backward(masked, of_x, weight, geometry, (False, True))[1]
-    if of_weight is not None:
-        flow = flow + F.conv2d(x, of_weight, None, *geometry)
-        to_x = convolution_backward(masked, x, of_weight, geometry, (True, False))[0]
-    if of_bias is not None:
-        flow = flow + of_bias[:, None, None]
-    return masked_by(y, flow), to_x, to_weight
-
-
 def save_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Save what the backward needs of the operator's arguments and of its result (a `setup_context` of torch.library)."""
     x, weight, _, *ctx.geometry = inputs
@@ -99,8 +75,23 @@ def save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def backward_formula(named: Any, ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
-    """Differentiate the backward, for torch.library: the second derivative of the operator."""
-    needed_upstream = [g if needed else None for g, needed in zip(upstream, ctx.needs, strict=True)]
-    grad, y, x, weight = ctx.saved_tensors
-    to_grad, to_x, to_weight = double_backward(needed_upstream, grad, y, x, weight, ctx.geometry)
-    return to_grad, None, to_x, to_weight, None, None, None, None, None
+    """Differentiate the backward, for torch.library: return the gradients of its arguments grad, y, x, weight and the rest.
+
+    upstream: the gradients of the three gradients that the backward returned.
+
+    The backward is linear in m and in x or weight. Each of its parts is a convolution, and so is its derivative. Only
+    torch's operations are used, so that the result can be differentiated further.
+    """
+    of_x, of_weight, of_bias = (g if needed else None for g, needed in zip(upstream, ctx.needs, strict=True))
+    (grad, y, x, weight), geometry = ctx.saved_tensors, ctx.geometry
+    flow, to_x, to_weight = torch.zeros_like(grad), None, None
+    masked = masked_by(y, grad)
+    if of_x is not None:
+        flow = flow + F.conv2d(of_x, weight, None, *geometry)
+        to_weight = convolution_backward(masked, of_x, weight, geometry, (False, True))[1]
+    if of_weight is not None:
+        flow = flow + F.conv2d(x, of_weight, None, *geometry)
+        to_x = convolution_backward(masked, x, of_weight, geometry, (True, False))[0]
+    if of_bias is not None:
+        flow = flow + of_bias[:, None, None]
+    return masked_by(y, flow), None, to_x, to_weight, None, None, None, None, None

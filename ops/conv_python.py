@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptscale.ops.windows import Pair
+from gptscale.ops.windows import Pair, memory_format
 
 Needs = tuple[bool, bool, bool]
 
@@ -21,7 +21,9 @@ def python_conv_bias_relu(
     x: Tensor, weight: Tensor, bias: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int
 ) -> Tensor:
     """Return relu(conv2d(x, weight, bias)), the definition of the operator."""
-    return F.conv2d(x, weight, bias, stride, padding, dilation, groups).relu_()
+    y = F.conv2d(x, weight, bias, stride, padding, dilation, groups).relu_()
+    # On a CPU the library chooses the layout of the output.
+    return y if y.is_cpu else y.contiguous(memory_format=memory_format(x))
 
 
 def python_conv_bias_relu_backward(

@@ -142,12 +142,6 @@ def conv_bias_relu(
     x: Tensor, weight: Tensor, bias: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int
 ) -> Tensor:
     """Return relu(x * w + b) in x's layout, with TF32 for fp32 where PyTorch's convolutions may use it."""
-    # fp64 is for checking and not for speed, so torch's own operations compute it.
-    if x.dtype == torch.float64:
-        from gptscale.ops.conv_python import python_conv_bias_relu
-
-        y = python_conv_bias_relu(x, weight, bias, stride, padding, dilation, groups)
-        return y.contiguous(memory_format=memory_format(x))
     out, channels, *kernel = weight.shape
     spread = zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
     size = (x.shape[0], out, *(windows_along(*along) for along in spread))
@@ -213,8 +207,6 @@ def conv_bias_relu_backward(
     from gptscale.ops import conv_python
 
     geometry = (stride, padding, dilation, groups)
-    if x.dtype == torch.float64:
-        return conv_python.python_conv_bias_relu_backward(grad, y, x, weight, *geometry, needs)
     masked, to_bias = mask_and_sum(grad, y)
     to_x, to_weight = conv_python.convolution_backward(masked, x, weight, geometry, needs[:2])
     none = grad.new_empty(0)

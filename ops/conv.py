@@ -69,7 +69,12 @@ def conv_bias_relu(
                 return y
         except (AttributeError, RuntimeError, TypeError, ValueError):
             pass
-    geometry = _check(x, weight, bias, stride, padding, dilation, groups)
+    check_tensor("x", x)
+    check_like("weight", weight, "x", x)
+    check_like("bias", bias, "x", x)
+    geometry = _geometry(x, weight, stride, padding, dilation, groups)
+    if bias.shape != weight.shape[:1]:
+        check_shape("bias", bias, (weight.shape[0],), f"one for each output channel of weight {tuple(weight.shape)}")
     y = registry.chosen("conv_bias_relu", implementation, x.device)(x, weight, bias, *geometry)
     return y
 
@@ -115,18 +120,6 @@ def conv_bias_relu_backward(
     gradients = operator(grad, y, x, weight, *geometry, needs)
     to_x, to_weight, to_bias = (g if needed else None for g, needed in zip(gradients, needs, strict=True))
     return to_x, to_weight, to_bias
-
-
-def _check(
-    x: Tensor, weight: Tensor, bias: Tensor, stride: Any, padding: Any, dilation: Any, groups: Any
-) -> tuple[Pair, Pair, Pair, int]:
-    check_tensor("x", x)
-    check_like("weight", weight, "x", x)
-    check_like("bias", bias, "x", x)
-    geometry = _geometry(x, weight, stride, padding, dilation, groups)
-    if bias.shape != weight.shape[:1]:
-        check_shape("bias", bias, (weight.shape[0],), f"one for each output channel of weight {tuple(weight.shape)}")
-    return geometry
 
 
 def _geometry(
@@ -180,9 +173,7 @@ def _fake_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     *geometry, needs = geometry_and_needs
     to_x, to_weight = convolution_backward(torch.empty_like(y), x, weight, geometry, needs[:2])
-    none = grad.new_empty(0)
-    to_bias = grad.new_empty(weight.shape[0]) if needs[2] else none
-    return none if to_x is None else to_x, none if to_weight is None else to_weight, to_bias
+    return to_x, to_weight, grad.new_empty(weight.shape[0] if needs[2] else 0)
 
 
 def _formula(named: Any, ctx: Any, grad: Tensor) -> tuple[Any, ...]:

@@ -40,9 +40,7 @@ def python_conv_bias_relu_backward(
     """Return the gradients of x, weight and bias, with an empty tensor for each that is not needed."""
     masked = masked_by(y, grad)
     to_x, to_weight = convolution_backward(masked, x, weight, (stride, padding, dilation, groups), needs[:2])
-    to_bias = masked.sum((0, 2, 3)) if needs[2] else None
-    none = grad.new_empty(0)
-    return tuple(none if g is None else g for g in (to_x, to_weight, to_bias))  # type: ignore[return-value]
+    return to_x, to_weight, masked.sum((0, 2, 3)) if needs[2] else grad.new_empty(0)
 
 
 def masked_by(y: Tensor, grad: Tensor) -> Tensor:
@@ -52,15 +50,19 @@ def masked_by(y: Tensor, grad: Tensor) -> Tensor:
 
 def convolution_backward(
     masked: Tensor, x: Tensor, weight: Tensor, geometry: Any, needs: Sequence[bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of x and weight from the masked gradient, by the library's plain convolution."""
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x and weight from the masked gradient, by the library's plain convolution.
+
+    One that is not needed is an empty tensor.
+    """
     stride, padding, dilation, groups = geometry
+    none = masked.new_empty(0)
     if not any(needs):
-        return None, None
+        return none, none
     to_x, to_weight, _ = torch.ops.aten.convolution_backward(
         masked, x, weight, None, stride, padding, dilation, False, (0, 0), groups, (*needs, False)
     )
-    return to_x, to_weight
+    return none if to_x is None else to_x, none if to_weight is None else to_weight
 
 
 def save_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gptscale.ops.windows import Pair, constants, memory_format, windows_along
+from gptscale.ops.conv_python import Needs, convolution_backward
+from gptscale.ops.windows import Pair, constants, memory_format, windows_over
 
 # Output pixels and output channels of a program, and the elements of a window that one step takes.
 BLOCK_M, BLOCK_N, BLOCK_K = 128, 64, 32
@@ -143,8 +144,7 @@ def conv_bias_relu(
 ) -> Tensor:
     """Return relu(x * w + b) in x's layout, with TF32 for fp32 where PyTorch's convolutions may use it."""
     out, channels, *kernel = weight.shape
-    spread = zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
-    size = (x.shape[0], out, *(windows_along(*along) for along in spread))
+    size = (x.shape[0], out, *windows_over(x.shape, kernel, stride, padding, dilation))
     y = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
     bias, pixels = bias.contiguous(), size[0] * size[2] * size[3]
     if not pixels:
@@ -201,13 +201,9 @@ def conv_bias_relu_backward(
     padding: Pair,
     dilation: Pair,
     groups: int,
-    needs: tuple[bool, bool, bool],
+    needs: Needs,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, weight and bias, with an empty tensor for each that is not needed."""
-    from gptscale.ops import conv_python
-
-    geometry = (stride, padding, dilation, groups)
     masked, to_bias = mask_and_sum(grad, y)
-    to_x, to_weight = conv_python.convolution_backward(masked, x, weight, geometry, needs[:2])
-    none = grad.new_empty(0)
-    return (none if to_x is None else to_x, none if to_weight is None else to_weight, to_bias if needs[2] else none)
+    to_x, to_weight = convolution_backward(masked, x, weight, (stride, padding, dilation, groups), needs[:2])
+    return to_x, to_weight, to_bias if needs[2] else grad.new_empty(0)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gptscale.ops.windows import Pair, constants, memory_format, windows_along
+from gptscale.ops.windows import Pair, constants, memory_format, windows_over
 
 # elements of one program
 BLOCK = 1024
@@ -124,8 +124,7 @@ def max_pool2d(
     """Return maxima and offsets, in x's layout."""
     layout = memory_format(x)
     x = x.contiguous(memory_format=layout)
-    geometry = zip(x.shape[-2:], kernel, stride, padding, dilation, strict=True)
-    size = (*x.shape[:-2], *(windows_along(*along, ceil_mode) for along in geometry))
+    size = (*x.shape[:-2], *windows_over(x.shape, kernel, stride, padding, dilation, ceil_mode))
     y = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=layout)
     offsets = torch.empty_like(y, dtype=torch.int8)
     if n := y.numel():

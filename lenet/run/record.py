@@ -95,8 +95,8 @@ class VisionRecorder(Recorder):
 
     def begin_epoch(self) -> None:
         """Leave out the time since the last step."""
-        with self.paused():
-            self._watch.lap()
+        self._watch.lap()
+        self._step_began = self.clock()
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -13,7 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from gptscale.lenet.models import ImageShape, check_model, check_side
+from gptscale.common.settings.checks import check_name
+from gptscale.lenet.models import ImageShape, check_side
 from gptscale.lenet.models.activations import Activation, activation
 from gptscale.lenet.models.deep import CONVOLUTIONS, resnet18, vgg
 from gptscale.ops.conv import conv_bias_relu
@@ -224,7 +225,7 @@ def build_model(
     The state of the caller's random generator does not change. custom: use this package's operators where they fit.
     Raises ConfigError for an unknown name, and for a side that the model does not take.
     """
-    check_model(name)
+    check_name(name, MODELS, "model", "in --model")
     check_side(name, shape.side, f"images of {shape.side} pixels")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

@@ -74,21 +74,26 @@ def read_rows(files: str, study: str) -> MeasuredRows:
         runs.append(frame)
         for kind, frames in details.items():
             if beside(file, kind).is_file():
-                of_file = _read_details(beside(file, kind))
+                of_file = read_details(beside(file, kind), DETAILS[kind])
                 # The first files of windows have the seed alone.
                 frames.append(of_file.merge(frame[RUN_COLUMNS], on=[name for name in RUN_COLUMNS if name in of_file]))
     every = pd.concat(runs, ignore_index=True).drop_duplicates("run_id")
     return MeasuredRows(every, *(_joined(kind, frames) for kind, frames in details.items()))
 
 
-def _read_details(file: Path) -> pd.DataFrame:
+def read_details(file: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """Return the rows of a CSV, or raise ConfigError if it is none, or lacks one of the columns."""
+
     def refuse(reason: str) -> ConfigError:
         return ConfigError(f"{file} has no rows of a study ({reason})", "in --rows", "give what its --csv wrote")
 
     try:
-        return pd.read_csv(io.StringIO(read_table(file, FILE_BYTES_MAX, refuse)))
+        rows = pd.read_csv(io.StringIO(read_table(file, FILE_BYTES_MAX, refuse)))
     except ValueError as error:
         raise refuse(str(error).splitlines()[0][:100]) from None
+    if rows.empty or not {*columns} <= {*rows}:
+        raise refuse("other columns, or none")
+    return rows
 
 
 def beside(csv: Path, kind: str) -> Path:

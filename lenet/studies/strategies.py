@@ -55,7 +55,7 @@ class StrategiesOptions(StudyOptions):
         """The strategies to run."""
         if self.strategies != "auto":
             return parse_names(self.strategies, NAMES, "strategy", "--strategies")
-        return [name for name in NAMES if not why_not(name)]
+        return [name for name in NAMES if not why_not(name, self)]
 
     @property
     def workers(self) -> int:
@@ -74,13 +74,13 @@ class StrategiesOptions(StudyOptions):
         return numbers.pop()
 
 
-def why_not(name: str) -> str | None:
-    """Return why this machine cannot run a strategy, or None if it can."""
+def why_not(name: str, options: StrategiesOptions) -> str | None:
+    """Return why this machine cannot run a strategy in a precision on a device, or None if it can."""
     # Imported here, so that help and a refused option need no torch.
     from gptscale.lenet.run.preflight import world_from_environment
     from gptscale.lenet.run.strategy import check_strategy
 
-    config = VisionConfig(strategy=name)  # type: ignore[arg-type]
+    config = VisionConfig(strategy=name, device=options.device, precision=options.precision)  # type: ignore[arg-type]
     try:
         check_strategy(config, world_from_environment(config))
     except ConfigError as error:
@@ -126,7 +126,7 @@ def notes(result: StudyResult[StrategiesOptions]) -> list[str]:
     sentences = as_fast_as_the_first(result.groups, TRAINING)
     if not result.options.rows:
         left_out = [name for name in NAMES if name not in result.options.names]
-        sentences += [f"{name} was not run: {why}" for name in left_out if (why := why_not(name))]
+        sentences += [f"{name} was not run: {why}" for name in left_out if (why := why_not(name, result.options))]
     return sentences
 
 

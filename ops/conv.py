@@ -21,7 +21,6 @@ from torch import Tensor
 from gptscale.ops import registry
 from gptscale.ops.arguments import check_like, check_shape, check_tensor
 from gptscale.ops.conv_python import (
-    Needs,
     backward_formula,
     convolution_backward,
     python_conv_bias_relu,
@@ -103,7 +102,7 @@ def conv_bias_relu_backward(
     padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
-    needs: Needs = (True, True, True),
+    needs: tuple[bool, bool, bool] = (True, True, True),
     implementation: str = "auto",
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of x, weight and bias from that of y, or None for those that `needs` does not name."""

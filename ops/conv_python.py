@@ -14,8 +14,6 @@ from torch import Tensor
 
 from gptscale.ops.windows import Pair, memory_format
 
-Needs = tuple[bool, bool, bool]
-
 
 def python_conv_bias_relu(
     x: Tensor, weight: Tensor, bias: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int
@@ -27,19 +25,15 @@ def python_conv_bias_relu(
 
 
 def python_conv_bias_relu_backward(
-    grad: Tensor,
-    y: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
-    needs: Needs,
+    grad: Tensor, y: Tensor, x: Tensor, weight: Tensor, *geometry_and_needs: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, weight and bias, with an empty tensor for each that is not needed."""
+    """Return the gradients of x, weight and bias, with an empty tensor for each that is not needed.
+
+    geometry_and_needs: stride, padding, dilation, groups, and three bools.
+    """
+    *geometry, needs = geometry_and_needs
     masked = masked_by(y, grad)
-    to_x, to_weight = convolution_backward(masked, x, weight, (stride, padding, dilation, groups), needs[:2])
+    to_x, to_weight = convolution_backward(masked, x, weight, geometry, needs[:2])
     return to_x, to_weight, masked.sum((0, 2, 3)) if needs[2] else grad.new_empty(0)
 
 
@@ -73,9 +67,8 @@ def save_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Save the arguments of the backward for its derivative (a `setup_context` of torch.library)."""
-    *tensors, stride, padding, dilation, groups, ctx.needs = inputs
-    ctx.geometry = stride, padding, dilation, groups
-    ctx.save_for_backward(*tensors)
+    grad, y, x, weight, *ctx.geometry, ctx.needs = inputs
+    ctx.save_for_backward(grad, y, x, weight)
 
 
 def backward_formula(named: Any, ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:

@@ -10,12 +10,14 @@ has the same bits in each run. The gradients of x and weight are the library's (
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gptscale.ops.conv_python import Needs, convolution_backward
+from gptscale.ops.conv_python import convolution_backward
 from gptscale.ops.windows import Pair, constants, memory_format, windows_over
 
 # Output pixels and output channels of a program, and the elements of a window that one step takes.
@@ -193,17 +195,10 @@ def mask_and_sum(grad: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def conv_bias_relu_backward(
-    grad: Tensor,
-    y: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
-    needs: Needs,
+    grad: Tensor, y: Tensor, x: Tensor, weight: Tensor, *geometry_and_needs: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, weight and bias, with an empty tensor for each that is not needed."""
+    """Return what `python_conv_bias_relu_backward` does."""
+    *geometry, needs = geometry_and_needs
     masked, to_bias = mask_and_sum(grad, y)
-    to_x, to_weight = convolution_backward(masked, x, weight, (stride, padding, dilation, groups), needs[:2])
+    to_x, to_weight = convolution_backward(masked, x, weight, geometry, needs[:2])
     return to_x, to_weight, to_bias if needs[2] else grad.new_empty(0)

@@ -67,7 +67,6 @@ class RunTable:
         return self.columns[self.names.index(name)]
 
     def of_type(self, *types: type) -> list[str]:
-        """Return the names of the columns of these types."""
         return [column.name for column in self.columns if column.type in types]
 
     def cells(self, row: Mapping[str, Any]) -> list[str]:

@@ -46,7 +46,6 @@ class LabelledImages:
         return len(self.labels)
 
     def to(self, device: torch.device) -> LabelledImages:
-        """Return a copy on the device."""
         return LabelledImages(self.images.to(device), self.labels.to(device))
 
 

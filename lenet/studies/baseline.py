@@ -43,7 +43,6 @@ class BaselineOptions(GridOptions):
 
     @property
     def resolved_preset(self) -> str:
-        """The preset's name with auto resolved."""
         if self.preset != "auto":
             return self.preset
         return "digits" if self.data == "digits" else "onecycle"

@@ -52,7 +52,6 @@ class StrategiesOptions(StudyOptions):
 
     @property
     def names(self) -> list[str]:
-        """The strategies to run."""
         if self.strategies != "auto":
             return parse_names(self.strategies, NAMES, "strategy", "--strategies")
         return [name for name in NAMES if not why_not(name, self)]

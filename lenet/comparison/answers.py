@@ -100,21 +100,15 @@ def _peak(events: pd.DataFrame, file: Path) -> pd.DataFrame:
 
 def lines_of(table: dict[str, Any], frame: pd.DataFrame) -> Lines:
     """Return the lines of a table."""
-    kind = table.get("kind")
+    kind, figures = table.get("kind"), table.get("figures", {}).items()
     if kind == "gpt":
         # The exercise asks for these figures and gives none.
-        return [
-            {"strategy": name}
-            | {
-                title: Line("", "", c, {"name": name}, "-").cells(frame)["ours"]
-                for title, c in table["figures"].items()
-            }
-            for name in frame.get("name", [])
-        ]
-    return [
-        line.cells(frame)
-        for line in (_minigrad if kind == "minigrad" else _reported if "run" in table else _beside)(table)
-    ]
+        def ours(name: str, column: Any) -> str:
+            return Line("", "", column, {"name": name}, "-").cells(frame)["ours"]
+
+        return [{"strategy": n} | {title: ours(n, c) for title, c in figures} for n in frame.get("name", [])]
+    lines = _minigrad if kind == "minigrad" else _reported if "run" in table else _beside
+    return [line.cells(frame) for line in lines(table)]
 
 
 def _beside(table: dict[str, Any]) -> Iterator[Line]:

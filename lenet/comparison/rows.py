@@ -126,9 +126,6 @@ def _detail(folder: Path, kind: str) -> pd.DataFrame | None:
 
 
 def _joined(kind: str, frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    full = [frame for frame in frames if not frame.empty]
-    return (
-        pd.concat(full, ignore_index=True).drop_duplicates()
-        if full
-        else pd.DataFrame(columns=[*RUN_COLUMNS, *DETAILS[kind]])
-    )
+    if full := [frame for frame in frames if not frame.empty]:
+        return pd.concat(full, ignore_index=True).drop_duplicates()
+    return pd.DataFrame(columns=[*RUN_COLUMNS, *DETAILS[kind]])

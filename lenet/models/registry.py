@@ -195,11 +195,10 @@ MODELS: dict[str, Callable[[ImageShape, str | None], nn.Module]] = {
     "pure_linear": pure_linear,
     "simple_conv": simple_conv,
     "cnn": cnn,
-    **{
-        f"conv{depth}_{kind}": partial(Convolutions, depth=depth, shared=kind == "shared")
-        for depth in (2, 10)
-        for kind in ("shared", "independent")
-    },
+    "conv2_shared": partial(Convolutions, depth=2, shared=True),
+    "conv2_independent": partial(Convolutions, depth=2, shared=False),
+    "conv10_shared": partial(Convolutions, depth=10, shared=True),
+    "conv10_independent": partial(Convolutions, depth=10, shared=False),
     **{f"vgg{depth}": partial(vgg, depth=depth) for depth in CONVOLUTIONS},
     "vgg19_quarter": partial(vgg, depth=19, narrower=4),
     "resnet18": resnet18,

@@ -113,9 +113,8 @@ def step_table(result: StudyResult[StrategiesOptions]) -> Lines:
         line = {"run": variant, "median step, ms": spread(rows.median_ms, ".2f")}
         line["9 of 10 steps below, ms"] = spread(rows.p90_ms, ".2f")
         added = (rows.median_ms - plain).dropna()
-        line["added to a plain step, ms"] = (
-            "-" if variant == "single x1" or added.empty else spread(added, ".2f", " to ")
-        )
+        is_compared = variant != "single x1" and not added.empty
+        line["added to a plain step, ms"] = spread(added, ".2f", " to ") if is_compared else "-"
         lines.append(line)
     return lines
 

@@ -8,6 +8,7 @@ dimension as a big-endian 32-bit number, then the elements in row-major order.
 
 from __future__ import annotations
 
+import gzip
 import math
 import zlib
 from pathlib import Path
@@ -98,18 +99,13 @@ def _unpacked(path: Path, count: int, expected: int | None = None) -> bytearray:
     Raises DataError for a stream that is cut off or damaged, with the number of bytes that could be read.
     expected: the length that the header names, for the error.
     """
-    stream, content, fault = zlib.decompressobj(wbits=31), bytearray(), ""
-    with path.open("rb") as file:
-        while not (stream.eof or fault) and len(content) < count:
-            piece = stream.unconsumed_tail or file.read(PIECE_BYTES)
-            if not piece:
-                fault = "ends"
-                break
-            try:
-                content += stream.decompress(piece, count - len(content))
-            except zlib.error:
-                fault = "is damaged"
-    if fault:
-        fault += f" after {len(content)} bytes" + ("" if expected is None else f", expected {expected}")
-        raise DataError(f"the gzip stream {fault}", f"in {path}", "get the file again")
-    return content
+    content = bytearray()
+    try:
+        with gzip.open(path) as file:
+            while piece := file.read1(min(PIECE_BYTES, count - len(content))):
+                content += piece
+        return content
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        fault = f"{'ends' if isinstance(error, EOFError) else 'is damaged'} after {len(content)} bytes"
+        fault += "" if expected is None else f", expected {expected}"
+        raise DataError(f"the gzip stream {fault}", f"in {path}", "get the file again") from None

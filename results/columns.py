@@ -78,7 +78,8 @@ class RunTable:
             raise ValueError(f"not columns of {self.file}: {sorted(unknown)}")
         if row.get("status") not in STATUSES:
             raise ValueError(f"status {row.get('status')!r} is none of {STATUSES}")
-        return [cell({"schema_version": self.version, **row}.get(name)) for name in self.names]
+        values = {"schema_version": self.version, **row}
+        return [cell(values.get(name)) for name in self.names]
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Return the columns that every version has and that `names`, those of a file, lack."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gptscale.common.errors import ConfigError
-from gptscale.lenet.comparison.tables import ROWS, RUNS, Lines
+from gptscale.lenet.comparison.tables import ROWS, RUNS, Lines, class_accuracies
 from gptscale.lenet.run.columns import LENET, read_summary
 
 if TYPE_CHECKING:
@@ -82,8 +82,7 @@ def read(table: dict[str, Any], folder: Path) -> tuple[pd.DataFrame, MeasuredRow
     runs = measured.runs[measured.runs.status == "ok"]
     if runs.empty:
         raise refused
-    classes = runs.class_accuracy.str.split(expand=True).add_prefix("class ").apply(pd.to_numeric, errors="coerce")
-    of_runs = runs.join(classes).assign(
+    of_runs = runs.join(class_accuracies(runs).add_prefix("class ")).assign(
         wrong=(1 - runs.test_accuracy) * runs.n_test,
         epoch_s=runs.train_time_s * runs.n_train / runs.steps / runs.batch_size,
     )

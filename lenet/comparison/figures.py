@@ -45,7 +45,7 @@ def bars(
     panel.invert_yaxis()
     if columns[0].title == "accuracy %":
         ours = [n for values in values_of(groups, columns[0]).values() for n in values]
-        lowest = min(ours + [n for _, (n,) in theirs])
+        lowest = min(filter(math.isfinite, ours + [n for _, (n,) in theirs]), default=0.0)
         panel.set_xlim(max(0.0, lowest - (100 - lowest) / 2), 100)
     panel.set_title(title, fontsize=10)
     panel.grid(axis="x", alpha=0.3)

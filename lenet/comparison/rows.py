@@ -21,6 +21,8 @@ BATCHES = 200
 WINDOW_COLUMNS = "epoch window loss".split()
 # These tell whose epoch, or whose times, a row is.
 RUN_COLUMNS = ["run_id", "variant", "seed"]
+# Columns of words in such files.
+WORDS = "class_accuracy net way data device torch_version".split()
 DETAILS = {"epochs": EPOCH_COLUMNS, "times": TIME_COLUMNS, "windows": WINDOW_COLUMNS}
 
 
@@ -74,7 +76,7 @@ def read_rows(files: str, study: str) -> MeasuredRows:
         runs.append(frame)
         for kind, frames in details.items():
             if beside(file, kind).is_file():
-                of_file = read_details(beside(file, kind), DETAILS[kind])
+                of_file = read_details(beside(file, kind), [*DETAILS[kind], "seed"])
                 # The first files of windows have the seed alone.
                 frames.append(of_file.merge(frame[RUN_COLUMNS], on=[name for name in RUN_COLUMNS if name in of_file]))
     every = pd.concat(runs, ignore_index=True).drop_duplicates("run_id")
@@ -82,17 +84,19 @@ def read_rows(files: str, study: str) -> MeasuredRows:
 
 
 def read_details(file: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Return the rows of a CSV, or raise ConfigError if it is none, or lacks one of the columns."""
+    """Return the rows of a CSV, or raise ConfigError if it is none, or lacks one of the columns or a number in one."""
 
     def refuse(reason: str) -> ConfigError:
         return ConfigError(f"{file} has no rows of a study ({reason})", "in --rows", "give what its --csv wrote")
 
     try:
         rows = pd.read_csv(io.StringIO(read_table(file, FILE_BYTES_MAX, refuse)))
+        if rows.empty or not {*columns} <= {*rows}:
+            raise refuse("other columns, or none")
+        numbers = [name for name in columns if name not in WORDS]
+        rows[numbers] = rows[numbers].apply(pd.to_numeric)
     except ValueError as error:
         raise refuse(str(error).splitlines()[0][:100]) from None
-    if rows.empty or not {*columns} <= {*rows}:
-        raise refuse("other columns, or none")
     return rows
 
 

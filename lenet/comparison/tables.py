@@ -89,7 +89,8 @@ def class_accuracies(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a column for each class with its accuracies, NaN for one without test images."""
     import pandas as pd
 
-    return rows.class_accuracy.str.split(expand=True).apply(pd.to_numeric, errors="coerce")
+    numbers: pd.DataFrame = rows.class_accuracy.str.split(expand=True).apply(pd.to_numeric, errors="coerce")
+    return numbers
 
 
 def class_table(groups: Groups, reports: Sequence[Mapping[str, Any]] = ()) -> Lines:

@@ -39,7 +39,7 @@ def read_summary(path: Path) -> pd.DataFrame:
     text = read_table(path, FILE_BYTES_MAX, refuse)
     try:
         rows = pd.read_csv(io.StringIO(text[: text.rfind("\n") + 1]), dtype=str, keep_default_na=False)
-        if missing := LENET.missing(rows):
+        if missing := LENET.missing(rows.columns):
             raise refuse(f"it has no column {missing[0]}")
         new = [column.name for column in LENET.columns if column.since > 1 and column.name not in rows]
         before = {column.name: {"": column.before} for column in LENET.columns if column.before}

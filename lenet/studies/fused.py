@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from gptscale.lenet.run.preflight import ReadyVisionRun
 
-# What a table and a figure need of a row.
+# Columns that the table and the figure need.
 COLUMNS = "net way forward_s backward_s loss_last accuracy data batch_size steps device threads torch_version".split()
 NETS = ("conv2_shared", "conv2_independent", "conv10_shared", "conv10_independent")
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 
-from gptscale.common.errors import ConfigError
 from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import begin_warm_parent
-from gptscale.common.settings.checks import check_range, did_you_mean
+from gptscale.common.settings.checks import check_name, check_range
 from gptscale.common.settings.command_line import bare_resume, parse
 from gptscale.lenet.run.config import OF_PROCESSES, RUN_IMPORTS, VisionConfig, imports_of, option_words
 
@@ -31,22 +30,15 @@ USAGE = {
 
 
 @dataclass(frozen=True)
-class NprocOptions:
-    """The number of processes of a run."""
+class TrainOptions:
+    """The options of `gptscale lenet train`: the run's, and its number of processes."""
 
+    run: VisionConfig = field(default_factory=VisionConfig)
     nproc: int = 1
     """Processes on this machine; with several the batch is split by DistributedDataParallel."""
 
     def __post_init__(self) -> None:
         check_range(self.nproc, 1, 1024, "nproc")
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """The options of `gptscale lenet train`: the run's and the launcher's."""
-
-    run: VisionConfig = field(default_factory=VisionConfig)
-    launch: NprocOptions = field(default_factory=NprocOptions)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -57,8 +49,7 @@ def main(argv: Sequence[str]) -> int:
             print(f"  gptscale lenet {word} {usage}")
         print("\nEvery command has --help. A first try: gptscale lenet train --epochs 3")
         return 0
-    if argv[0] not in USAGE:
-        raise ConfigError(f"unknown command {argv[0]!r}", "after lenet", did_you_mean(argv[0], USAGE))
+    check_name(argv[0], USAGE, "command", "after lenet")
     if argv[0] == "train":
         return train(argv[1:])
     module = import_module(f"gptscale.lenet.studies.{argv[0]}")
@@ -72,8 +63,8 @@ def main(argv: Sequence[str]) -> int:
 def train(argv: Sequence[str]) -> int:
     """Train one vision model, in this process or in several."""
     options = parse(TrainOptions, bare_resume(argv), prog="gptscale lenet train", about="Train a vision model.")
-    if options.launch.nproc > 1 or options.run.strategy in OF_PROCESSES:
-        return launch_run(options.run, options.launch.nproc)
+    if options.nproc > 1 or options.run.strategy in OF_PROCESSES:
+        return launch_run(options.run, options.nproc)
     from gptscale.common.process.begin import share_cores
     from gptscale.launchers.run.verdict import tell_verdict
     from gptscale.lenet.run.preflight import world_from_environment

@@ -21,7 +21,6 @@ from torch import Tensor
 from gptscale.ops import registry
 from gptscale.ops.arguments import check_like, check_shape, check_tensor
 from gptscale.ops.conv_python import (
-    Needs,
     backward_formula,
     convolution_backward,
     python_conv_bias_relu,
@@ -69,7 +68,12 @@ def conv_bias_relu(
                 return y
         except (AttributeError, RuntimeError, TypeError, ValueError):
             pass
-    geometry = _check(x, weight, bias, stride, padding, dilation, groups)
+    check_tensor("x", x)
+    check_like("weight", weight, "x", x)
+    check_like("bias", bias, "x", x)
+    geometry = _geometry(x, weight, stride, padding, dilation, groups)
+    if bias.shape != weight.shape[:1]:
+        check_shape("bias", bias, (weight.shape[0],), f"one for each output channel of weight {tuple(weight.shape)}")
     y = registry.chosen("conv_bias_relu", implementation, x.device)(x, weight, bias, *geometry)
     return y
 
@@ -98,7 +102,7 @@ def conv_bias_relu_backward(
     padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
-    needs: Needs = (True, True, True),
+    needs: tuple[bool, bool, bool] = (True, True, True),
     implementation: str = "auto",
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of x, weight and bias from that of y, or None for those that `needs` does not name."""
@@ -115,18 +119,6 @@ def conv_bias_relu_backward(
     gradients = operator(grad, y, x, weight, *geometry, needs)
     to_x, to_weight, to_bias = (g if needed else None for g, needed in zip(gradients, needs, strict=True))
     return to_x, to_weight, to_bias
-
-
-def _check(
-    x: Tensor, weight: Tensor, bias: Tensor, stride: Any, padding: Any, dilation: Any, groups: Any
-) -> tuple[Pair, Pair, Pair, int]:
-    check_tensor("x", x)
-    check_like("weight", weight, "x", x)
-    check_like("bias", bias, "x", x)
-    geometry = _geometry(x, weight, stride, padding, dilation, groups)
-    if bias.shape != weight.shape[:1]:
-        check_shape("bias", bias, (weight.shape[0],), f"one for each output channel of weight {tuple(weight.shape)}")
-    return geometry
 
 
 def _geometry(
@@ -180,9 +172,7 @@ def _fake_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     *geometry, needs = geometry_and_needs
     to_x, to_weight = convolution_backward(torch.empty_like(y), x, weight, geometry, needs[:2])
-    none = grad.new_empty(0)
-    to_bias = grad.new_empty(weight.shape[0]) if needs[2] else none
-    return none if to_x is None else to_x, none if to_weight is None else to_weight, to_bias
+    return to_x, to_weight, grad.new_empty(weight.shape[0] if needs[2] else 0)
 
 
 def _formula(named: Any, ctx: Any, grad: Tensor) -> tuple[Any, ...]:

@@ -12,35 +12,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptscale.ops.windows import Pair
-
-Needs = tuple[bool, bool, bool]
+from gptscale.ops.windows import Pair, memory_format
 
 
 def python_conv_bias_relu(
     x: Tensor, weight: Tensor, bias: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int
 ) -> Tensor:
     """Return relu(conv2d(x, weight, bias)), the definition of the operator."""
-    return F.conv2d(x, weight, bias, stride, padding, dilation, groups).relu_()
+    y = F.conv2d(x, weight, bias, stride, padding, dilation, groups).relu_()
+    # On a CPU the library chooses the layout of the output.
+    return y if y.is_cpu else y.contiguous(memory_format=memory_format(x))
 
 
 def python_conv_bias_relu_backward(
-    grad: Tensor,
-    y: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
-    needs: Needs,
+    grad: Tensor, y: Tensor, x: Tensor, weight: Tensor, *geometry_and_needs: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, weight and bias, with an empty tensor for each that is not needed."""
+    """Return the gradients of x, weight and bias, with an empty tensor for each that is not needed.
+
+    geometry_and_needs: stride, padding, dilation, groups, and three bools.
+    """
+    *geometry, needs = geometry_and_needs
     masked = masked_by(y, grad)
-    to_x, to_weight = convolution_backward(masked, x, weight, (stride, padding, dilation, groups), needs[:2])
-    to_bias = masked.sum((0, 2, 3)) if needs[2] else None
-    none = grad.new_empty(0)
-    return tuple(none if g is None else g for g in (to_x, to_weight, to_bias))  # type: ignore[return-value]
+    to_x, to_weight = convolution_backward(masked, x, weight, geometry, needs[:2])
+    return to_x, to_weight, masked.sum((0, 2, 3)) if needs[2] else grad.new_empty(0)
 
 
 def masked_by(y: Tensor, grad: Tensor) -> Tensor:
@@ -50,39 +44,19 @@ def masked_by(y: Tensor, grad: Tensor) -> Tensor:
 
 def convolution_backward(
     masked: Tensor, x: Tensor, weight: Tensor, geometry: Any, needs: Sequence[bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of x and weight from the masked gradient, by the library's plain convolution."""
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x and weight from the masked gradient, by the library's plain convolution.
+
+    One that is not needed is an empty tensor.
+    """
     stride, padding, dilation, groups = geometry
+    none = masked.new_empty(0)
     if not any(needs):
-        return None, None
+        return none, none
     to_x, to_weight, _ = torch.ops.aten.convolution_backward(
         masked, x, weight, None, stride, padding, dilation, False, (0, 0), groups, (*needs, False)
     )
-    return to_x, to_weight
-
-
-def double_backward(
-    upstream: Sequence[Tensor | None], grad: Tensor, y: Tensor, x: Tensor, weight: Tensor, geometry: Any
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Differentiate the backward: return the gradients of grad, x and weight.
-
-    upstream: the gradients of the three gradients that the backward returned.
-
-    The backward is linear in m and in x or weight. Each of its parts is a convolution, and so is its derivative. Only
-    torch's operations are used, so that the result can be differentiated further.
-    """
-    of_x, of_weight, of_bias = upstream
-    flow, to_x, to_weight = torch.zeros_like(grad), None, None
-    masked = masked_by(y, grad)
-    if of_x is not None:
-        flow = flow + F.conv2d(of_x, weight, None, *geometry)
-        to_weight = convolution_backward(masked, of_x, weight, geometry, (False, True))[1]
-    if of_weight is not None:
-        flow = flow + F.conv2d(x, of_weight, None, *geometry)
-        to_x = convolution_backward(masked, x, of_weight, geometry, (True, False))[0]
-    if of_bias is not None:
-        flow = flow + of_bias[:, None, None]
-    return masked_by(y, flow), to_x, to_weight
+    return none if to_x is None else to_x, none if to_weight is None else to_weight
 
 
 def save_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -93,14 +67,28 @@ def save_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Save the arguments of the backward for its derivative (a `setup_context` of torch.library)."""
-    *tensors, stride, padding, dilation, groups, ctx.needs = inputs
-    ctx.geometry = stride, padding, dilation, groups
-    ctx.save_for_backward(*tensors)
+    grad, y, x, weight, *ctx.geometry, ctx.needs = inputs
+    ctx.save_for_backward(grad, y, x, weight)
 
 
 def backward_formula(named: Any, ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
-    """Differentiate the backward, for torch.library: the second derivative of the operator."""
-    needed_upstream = [g if needed else None for g, needed in zip(upstream, ctx.needs, strict=True)]
-    grad, y, x, weight = ctx.saved_tensors
-    to_grad, to_x, to_weight = double_backward(needed_upstream, grad, y, x, weight, ctx.geometry)
-    return to_grad, None, to_x, to_weight, None, None, None, None, None
+    """Differentiate the backward, for torch.library: return the gradients of its arguments grad, y, x, weight and the rest.
+
+    upstream: the gradients of the three gradients that the backward returned.
+
+    The backward is linear in m and in x or weight. Each of its parts is a convolution, and so is its derivative. Only
+    torch's operations are used, so that the result can be differentiated further.
+    """
+    of_x, of_weight, of_bias = (g if needed else None for g, needed in zip(upstream, ctx.needs, strict=True))
+    (grad, y, x, weight), geometry = ctx.saved_tensors, ctx.geometry
+    flow, to_x, to_weight = torch.zeros_like(grad), None, None
+    masked = masked_by(y, grad)
+    if of_x is not None:
+        flow = flow + F.conv2d(of_x, weight, None, *geometry)
+        to_weight = convolution_backward(masked, of_x, weight, geometry, (False, True))[1]
+    if of_weight is not None:
+        flow = flow + F.conv2d(x, of_weight, None, *geometry)
+        to_x = convolution_backward(masked, x, of_weight, geometry, (True, False))[0]
+    if of_bias is not None:
+        flow = flow + of_bias[:, None, None]
+    return masked_by(y, flow), None, to_x, to_weight, None, None, None, None, None

@@ -10,12 +10,15 @@ has the same bits in each run. The gradients of x and weight are the library's (
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gptscale.ops.windows import Pair, constants, memory_format, windows_along
+from gptscale.ops.conv_python import convolution_backward
+from gptscale.ops.windows import Pair, constants, memory_format, windows_over
 
 # Output pixels and output channels of a program, and the elements of a window that one step takes.
 BLOCK_M, BLOCK_N, BLOCK_K = 128, 64, 32
@@ -142,15 +145,8 @@ def conv_bias_relu(
     x: Tensor, weight: Tensor, bias: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int
 ) -> Tensor:
     """Return relu(x * w + b) in x's layout, with TF32 for fp32 where PyTorch's convolutions may use it."""
-    # fp64 is for checking and not for speed, so torch's own operations compute it.
-    if x.dtype == torch.float64:
-        from gptscale.ops.conv_python import python_conv_bias_relu
-
-        y = python_conv_bias_relu(x, weight, bias, stride, padding, dilation, groups)
-        return y.contiguous(memory_format=memory_format(x))
     out, channels, *kernel = weight.shape
-    spread = zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
-    size = (x.shape[0], out, *(windows_along(*along) for along in spread))
+    size = (x.shape[0], out, *windows_over(x.shape, kernel, stride, padding, dilation))
     y = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
     bias, pixels = bias.contiguous(), size[0] * size[2] * size[3]
     if not pixels:
@@ -199,23 +195,10 @@ def mask_and_sum(grad: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def conv_bias_relu_backward(
-    grad: Tensor,
-    y: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
-    needs: tuple[bool, bool, bool],
+    grad: Tensor, y: Tensor, x: Tensor, weight: Tensor, *geometry_and_needs: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, weight and bias, with an empty tensor for each that is not needed."""
-    from gptscale.ops import conv_python
-
-    geometry = (stride, padding, dilation, groups)
-    if x.dtype == torch.float64:
-        return conv_python.python_conv_bias_relu_backward(grad, y, x, weight, *geometry, needs)
+    """Return what `python_conv_bias_relu_backward` does."""
+    *geometry, needs = geometry_and_needs
     masked, to_bias = mask_and_sum(grad, y)
-    to_x, to_weight = conv_python.convolution_backward(masked, x, weight, geometry, needs[:2])
-    none = grad.new_empty(0)
-    return (none if to_x is None else to_x, none if to_weight is None else to_weight, to_bias if needs[2] else none)
+    to_x, to_weight = convolution_backward(masked, x, weight, geometry, needs[:2])
+    return to_x, to_weight, to_bias if needs[2] else grad.new_empty(0)

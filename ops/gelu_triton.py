@@ -7,8 +7,6 @@ and without atomics. So it has the same bits in each run.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -167,21 +165,8 @@ def _dense(x: Tensor) -> Tensor:
     return x if y.stride() == x.stride() else y.copy_(x)
 
 
-def _wide(*tensors: Tensor) -> bool:
-    return any(x.dtype == torch.float64 for x in tensors)
-
-
-def _python(name: str, *args: Any) -> Any:
-    """Compute by torch's own operations in fp64, which is for checking and not for speed."""
-    from gptscale.ops import gelu
-
-    return getattr(gelu, f"python_{name}")(*args)
-
-
 def gelu(x: Tensor, approximate: str) -> Tensor:
     """Return f(x)."""
-    if _wide(x):
-        return torch.empty_like(x).copy_(_python("gelu", x, approximate))
     x = _dense(x)
     y = torch.empty_like(x)
     if n := x.numel():
@@ -191,8 +176,6 @@ def gelu(x: Tensor, approximate: str) -> Tensor:
 
 def gelu_backward(grad: Tensor, x: Tensor, approximate: str) -> Tensor:
     """Return grad f'(x), in x's layout."""
-    if _wide(x):
-        return torch.empty_like(x).copy_(_python("gelu_backward", grad, x, approximate))
     x = _dense(x)
     gx = torch.empty_like(x)
     grad = grad if grad.stride() == x.stride() else torch.empty_like(x, dtype=grad.dtype).copy_(grad)
@@ -205,9 +188,6 @@ def gelu_backward(grad: Tensor, x: Tensor, approximate: str) -> Tensor:
 def bias_gelu(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
     """Return f(x + bias)."""
     x, bias = x.contiguous(), bias.contiguous()
-    if _wide(x):
-        result: Tensor = _python("bias_gelu", x, bias, approximate)
-        return result
     y = torch.empty_like(x)
     if size := x.numel():
         grid = (triton.cdiv(size, BLOCK),)
@@ -219,9 +199,6 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
 def bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
     """Return grad f'(x + bias), and its sum over rows."""
     grad, x, bias = grad.contiguous(), x.contiguous(), bias.contiguous()
-    if _wide(x):
-        gradients: tuple[Tensor, Tensor] = _python("bias_gelu_backward", grad, x, bias, approximate)
-        return gradients
     n, gx = bias.numel(), torch.empty_like(x)
     if not x.numel():
         return gx, torch.zeros_like(bias)

@@ -107,29 +107,18 @@ def python_max_pool2d(
         max(0, (n - 1) * s + (k - 1) * d + 1 - p - length)
         for n, k, s, p, d, length in zip(out_size, kernel, stride, padding, dilation, x.shape[-2:], strict=True)
     )
-    padded = F.pad(x, (padding[1], right, padding[0], below), value=-math.inf)
+    around = (padding[1], right, padding[0], below)
+    padded = F.pad(x, around, value=-math.inf)
+    inside = F.pad(torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device), around)
     best = new(x, (*x.shape[:-2], *out_size), x.dtype).fill_(-math.inf)
-    # An offset keeps this value if no element is larger than -inf.
-    first_offsets = _first_inside(x, out_size, kernel, stride, padding, dilation)
-    offsets = new(x, best.shape, torch.int8).copy_(first_offsets)
+    offsets = torch.full_like(best, -1, dtype=torch.int8)
     for i, j in product(*map(range, kernel)):
-        values = padded[_slice(i, j, out_size, stride, dilation)]
-        better = (values > best) | values.isnan()
+        place = _slice(i, j, out_size, stride, dilation)
+        values = padded[place]
+        better = inside[place] & ((values > best) | values.isnan() | (offsets < 0))
         best = torch.where(better, values, best)
         offsets = offsets.masked_fill(better, i * kernel[1] + j)
     return best.contiguous(memory_format=memory_format(x)), offsets.contiguous(memory_format=memory_format(x))
-
-
-def _first_inside(x: Tensor, out_size: Pair, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
-    """Return the offset of each window's first element that is not padding, or -1, as (out height, out width)."""
-    firsts, inside = [], []
-    for n, k, s, p, d, length in zip(out_size, kernel, stride, padding, dilation, x.shape[-2:], strict=True):
-        start = torch.arange(n, device=x.device) * s - p
-        firsts.append((-start).clamp(min=0).add(d - 1).div(d, rounding_mode="floor"))
-        inside.append((firsts[-1] < k) & (start + firsts[-1] * d < length))
-    offsets: Tensor = firsts[0][:, None] * kernel[1] + firsts[1]
-    offsets = offsets.masked_fill(~(inside[0][:, None] & inside[1]), -1)
-    return offsets.to(torch.int8)
 
 
 def python_max_pool2d_backward(

@@ -8,14 +8,13 @@ contiguous tensor is read as channels_last with one channel.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gptscale.ops.windows import Pair, constants, memory_format, windows_along
+from gptscale.ops.windows import Pair, constants, memory_format, windows_over
 
 # elements of one program
 BLOCK = 1024
@@ -51,20 +50,19 @@ def _forward_kernel(
     PADDING_W: tl.constexpr,
     DILATION_H: tl.constexpr,
     DILATION_W: tl.constexpr,
-    REAL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     image, oh, ow, channel = _where(index, channels, out_width, out_height)
     start = x_ptr + image * height * width * channels + channel
-    best = tl.full((BLOCK,), float("-inf"), REAL)
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)
     offset = tl.full((BLOCK,), -1, tl.int32)
     for i in tl.static_range(KERNEL_H):
         for j in tl.static_range(KERNEL_W):
             h = oh * STRIDE_H - PADDING_H + i * DILATION_H
             w = ow * STRIDE_W - PADDING_W + j * DILATION_W
             inside = (index < size) & (h >= 0) & (h < height) & (w >= 0) & (w < width)
-            value = tl.load(start + (h * width + w) * channels, mask=inside, other=0.0).to(REAL)
+            value = tl.load(start + (h * width + w) * channels, mask=inside, other=0.0).to(tl.float32)
             better = inside & ((offset < 0) | (value > best) | (value != value))
             best = tl.where(better, value, best)
             offset = tl.where(better, i * KERNEL_W + j, offset)
@@ -91,7 +89,6 @@ def _backward_kernel(
     PADDING_W: tl.constexpr,
     DILATION_H: tl.constexpr,
     DILATION_W: tl.constexpr,
-    REAL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Add up the gradients of all windows whose maximum is at an element.
@@ -103,7 +100,7 @@ def _backward_kernel(
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     image, h, w, channel = _where(index, channels, width, height)
     start = image * out_height * out_width * channels + channel
-    total = tl.zeros((BLOCK,), REAL)
+    total = tl.zeros((BLOCK,), tl.float32)
     for a in tl.static_range(REACH_H):
         oh = (h + PADDING_H) // STRIDE_H - (REACH_H - 1 - a)
         down = h + PADDING_H - oh * STRIDE_H
@@ -115,15 +112,10 @@ def _backward_kernel(
             inside = (index < size) & rows & columns
             at = start + (oh * out_width + ow) * channels
             offset = tl.load(offsets_ptr + at, mask=inside, other=-1)
-            g = tl.load(g_ptr + at, mask=inside, other=0.0).to(REAL)
+            g = tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32)
             here = offset == down // DILATION_H * KERNEL_W + right // DILATION_W
             total += tl.where(inside & here, g, 0.0)
     tl.store(gx_ptr + index, total.to(gx_ptr.dtype.element_ty), mask=index < size)
-
-
-def _constants(dtype: torch.dtype, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> dict[str, Any]:
-    real = tl.float64 if dtype == torch.float64 else tl.float32
-    return {**constants(kernel, stride, padding, dilation), "REAL": real, "BLOCK": BLOCK}
 
 
 def max_pool2d(
@@ -132,15 +124,14 @@ def max_pool2d(
     """Return maxima and offsets, in x's layout."""
     layout = memory_format(x)
     x = x.contiguous(memory_format=layout)
-    geometry = zip(x.shape[-2:], kernel, stride, padding, dilation, strict=True)
-    size = (*x.shape[:-2], *(windows_along(*along, ceil_mode) for along in geometry))
+    size = (*x.shape[:-2], *windows_over(x.shape, kernel, stride, padding, dilation, ceil_mode))
     y = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=layout)
     offsets = torch.empty_like(y, dtype=torch.int8)
     if n := y.numel():
         channels = x.shape[1] if layout is torch.channels_last else 1
         sizes = n, channels, *x.shape[-2:], *size[-2:]
-        named = _constants(x.dtype, kernel, stride, padding, dilation)
-        _forward_kernel[(triton.cdiv(n, BLOCK),)](x, y, offsets, *sizes, **named)
+        named = constants(kernel, stride, padding, dilation)
+        _forward_kernel[(triton.cdiv(n, BLOCK),)](x, y, offsets, *sizes, **named, BLOCK=BLOCK)
     return y, offsets
 
 
@@ -154,6 +145,6 @@ def max_pool2d_backward(
     if n := gx.numel():
         channels = input_size[1] if layout is torch.channels_last else 1
         sizes = n, channels, *gx.shape[-2:], *grad.shape[-2:]
-        named = _constants(grad.dtype, kernel, stride, padding, dilation)
-        _backward_kernel[(triton.cdiv(n, BLOCK),)](grad, offsets, gx, *sizes, **named)
+        named = constants(kernel, stride, padding, dilation)
+        _backward_kernel[(triton.cdiv(n, BLOCK),)](grad, offsets, gx, *sizes, **named, BLOCK=BLOCK)
     return gx

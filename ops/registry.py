@@ -2,7 +2,7 @@
 
 Each operator has a schema, a shape function and implementations. On a CPU the C++ kernel runs, and its bindings bring their
 own autograd formulas. Where it cannot be compiled, the Python implementation and its formulas take its place. CUDA tensors
-go to the Triton kernel, or to another module that the operator names for them.
+go to the Triton kernel, or to another module that the operator names for them, and those in fp64 to the Python implementation.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def define(
         torch.library.register_autograd(f"gptscale::{full_name}", formula, setup_context=setup_context, lib=LIBRARY)
 
     def register(compiled: bool) -> None:
-        LIBRARY.impl(name, _when_called(cuda, name), "CUDA")
+        LIBRARY.impl(name, _on_cuda(cuda, name, python["python"]), "CUDA")
         if not compiled:
             LIBRARY.impl(name, python["python"], "CPU")
             differentiate(name, "auto")
@@ -93,10 +93,13 @@ def chosen(name: str, implementation: str, device: torch.device) -> Any:
     return named(name, implementation)
 
 
-def _when_called(module: str, name: str) -> Callable[..., Any]:
+def _on_cuda(module: str, name: str, in_python: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that imports `module` when it is called, because Triton may not be installed."""
 
     def run(*args: Any) -> Any:
+        # fp64 is for checking and not for speed, so torch's own operations compute it.
+        if args[0].dtype == torch.float64:
+            return in_python(*args)
         return getattr(importlib.import_module(module), name)(*args)
 
     return run

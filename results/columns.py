@@ -67,7 +67,6 @@ class RunTable:
         return self.columns[self.names.index(name)]
 
     def of_type(self, *types: type) -> list[str]:
-        """Return the names of the columns of these types."""
         return [column.name for column in self.columns if column.type in types]
 
     def cells(self, row: Mapping[str, Any]) -> list[str]:
@@ -79,7 +78,8 @@ class RunTable:
             raise ValueError(f"not columns of {self.file}: {sorted(unknown)}")
         if row.get("status") not in STATUSES:
             raise ValueError(f"status {row.get('status')!r} is none of {STATUSES}")
-        return [cell({"schema_version": self.version, **row}.get(name)) for name in self.names]
+        values = {"schema_version": self.version, **row}
+        return [cell(values.get(name)) for name in self.names]
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Return the columns that every version has and that `names`, those of a file, lack."""

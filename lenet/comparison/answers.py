@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gptscale.common.errors import ConfigError
-from gptscale.lenet.comparison.tables import ROWS, RUNS, Lines
+from gptscale.lenet.comparison.tables import ROWS, RUNS, Lines, class_accuracies
 from gptscale.lenet.run.columns import LENET, read_summary
 
 if TYPE_CHECKING:
@@ -82,8 +82,7 @@ def read(table: dict[str, Any], folder: Path) -> tuple[pd.DataFrame, MeasuredRow
     runs = measured.runs[measured.runs.status == "ok"]
     if runs.empty:
         raise refused
-    classes = runs.class_accuracy.str.split(expand=True).add_prefix("class ").apply(pd.to_numeric, errors="coerce")
-    of_runs = runs.join(classes).assign(
+    of_runs = runs.join(class_accuracies(runs).add_prefix("class ")).assign(
         wrong=(1 - runs.test_accuracy) * runs.n_test,
         epoch_s=runs.train_time_s * runs.n_train / runs.steps / runs.batch_size,
     )
@@ -100,21 +99,15 @@ def _peak(events: pd.DataFrame, file: Path) -> pd.DataFrame:
 
 def lines_of(table: dict[str, Any], frame: pd.DataFrame) -> Lines:
     """Return the lines of a table."""
-    kind = table.get("kind")
+    kind, figures = table.get("kind"), table.get("figures", {}).items()
     if kind == "gpt":
         # The exercise asks for these figures and gives none.
-        return [
-            {"strategy": name}
-            | {
-                title: Line("", "", c, {"name": name}, "-").cells(frame)["ours"]
-                for title, c in table["figures"].items()
-            }
-            for name in frame.get("name", [])
-        ]
-    return [
-        line.cells(frame)
-        for line in (_minigrad if kind == "minigrad" else _reported if "run" in table else _beside)(table)
-    ]
+        def ours(name: str, column: Any) -> str:
+            return Line("", "", column, {"name": name}, "-").cells(frame)["ours"]
+
+        return [{"strategy": n} | {title: ours(n, c) for title, c in figures} for n in frame.get("name", [])]
+    lines = _minigrad if kind == "minigrad" else _reported if "run" in table else _beside
+    return [line.cells(frame) for line in lines(table)]
 
 
 def _beside(table: dict[str, Any]) -> Iterator[Line]:

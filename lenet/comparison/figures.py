@@ -44,9 +44,8 @@ def bars(
     panel.set_yticks(range(len(groups) + len(theirs)), [*groups, *(name for name, _ in theirs)])
     panel.invert_yaxis()
     if columns[0].title == "accuracy %":
-        lowest = min(
-            [n for values in values_of(groups, columns[0]).values() for n in values] + [n for _, (n,) in theirs]
-        )
+        ours = [n for values in values_of(groups, columns[0]).values() for n in values]
+        lowest = min(filter(math.isfinite, ours + [n for _, (n,) in theirs]), default=0.0)
         panel.set_xlim(max(0.0, lowest - (100 - lowest) / 2), 100)
     panel.set_title(title, fontsize=10)
     panel.grid(axis="x", alpha=0.3)

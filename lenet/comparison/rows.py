@@ -21,6 +21,8 @@ BATCHES = 200
 WINDOW_COLUMNS = "epoch window loss".split()
 # These tell whose epoch, or whose times, a row is.
 RUN_COLUMNS = ["run_id", "variant", "seed"]
+# Columns of words in such files.
+WORDS = "class_accuracy net way data device torch_version".split()
 DETAILS = {"epochs": EPOCH_COLUMNS, "times": TIME_COLUMNS, "windows": WINDOW_COLUMNS}
 
 
@@ -74,21 +76,28 @@ def read_rows(files: str, study: str) -> MeasuredRows:
         runs.append(frame)
         for kind, frames in details.items():
             if beside(file, kind).is_file():
-                of_file = _read_details(beside(file, kind))
+                of_file = read_details(beside(file, kind), [*DETAILS[kind], "seed"])
                 # The first files of windows have the seed alone.
                 frames.append(of_file.merge(frame[RUN_COLUMNS], on=[name for name in RUN_COLUMNS if name in of_file]))
     every = pd.concat(runs, ignore_index=True).drop_duplicates("run_id")
     return MeasuredRows(every, *(_joined(kind, frames) for kind, frames in details.items()))
 
 
-def _read_details(file: Path) -> pd.DataFrame:
+def read_details(file: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """Return the rows of a CSV, or raise ConfigError if it is none, or lacks one of the columns or a number in one."""
+
     def refuse(reason: str) -> ConfigError:
         return ConfigError(f"{file} has no rows of a study ({reason})", "in --rows", "give what its --csv wrote")
 
     try:
-        return pd.read_csv(io.StringIO(read_table(file, FILE_BYTES_MAX, refuse)))
+        rows = pd.read_csv(io.StringIO(read_table(file, FILE_BYTES_MAX, refuse)))
+        if rows.empty or not {*columns} <= {*rows}:
+            raise refuse("other columns, or none")
+        numbers = [name for name in columns if name not in WORDS]
+        rows[numbers] = rows[numbers].apply(pd.to_numeric)
     except ValueError as error:
         raise refuse(str(error).splitlines()[0][:100]) from None
+    return rows
 
 
 def beside(csv: Path, kind: str) -> Path:
@@ -121,9 +130,6 @@ def _detail(folder: Path, kind: str) -> pd.DataFrame | None:
 
 
 def _joined(kind: str, frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    full = [frame for frame in frames if not frame.empty]
-    return (
-        pd.concat(full, ignore_index=True).drop_duplicates()
-        if full
-        else pd.DataFrame(columns=[*RUN_COLUMNS, *DETAILS[kind]])
-    )
+    if full := [frame for frame in frames if not frame.empty]:
+        return pd.concat(full, ignore_index=True).drop_duplicates()
+    return pd.DataFrame(columns=[*RUN_COLUMNS, *DETAILS[kind]])

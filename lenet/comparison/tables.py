@@ -82,8 +82,15 @@ def with_references(lines: Lines, references: Lines) -> Lines:
 
 def class_medians(rows: pd.DataFrame) -> pd.Series:
     """Return the median accuracy of each class over the rows in percent, without classes that have no test images."""
-    by_class = rows.class_accuracy.str.replace("-", "nan").str.split(expand=True).astype(float)
-    return 100 * by_class.median().dropna()
+    return 100 * class_accuracies(rows).median().dropna()
+
+
+def class_accuracies(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a column for each class with its accuracies, NaN for one without test images."""
+    import pandas as pd
+
+    numbers: pd.DataFrame = rows.class_accuracy.str.split(expand=True).apply(pd.to_numeric, errors="coerce")
+    return numbers
 
 
 def class_table(groups: Groups, reports: Sequence[Mapping[str, Any]] = ()) -> Lines:

@@ -8,6 +8,7 @@ dimension as a big-endian 32-bit number, then the elements in row-major order.
 
 from __future__ import annotations
 
+import gzip
 import math
 import zlib
 from pathlib import Path
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from gptscale.common.errors import DataError
 
 # 08 stands for unsigned bytes, 03 and 01 are the numbers of dimensions.
-IMAGES_MAGIC, LABELS_MAGIC = 0x00000803, 0x00000801
+MAGIC = {"images": 0x00000803, "labels": 0x00000801}
 # Largest content of a gzipped file, which is unpacked in memory. EMNIST's largest file has half as much.
 UNPACKED_BYTES_MAX = 2**30
 PIECE_BYTES = 2**20
@@ -26,23 +27,9 @@ FILES = {"train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
          "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")}  # fmt: skip
 
 
-def read_images(path: Path) -> NDArray[np.uint8]:
-    """Return the images of an idx3 file, (n, rows, columns), as a read-only array.
-
-    The array is memory-mapped unless the file is gzipped. Raises DataError for another magic number, for a header that is cut
-    off, and for a size that differs from what the header says.
-    """
-    return _read(path, IMAGES_MAGIC, "images")
-
-
-def read_labels(path: Path) -> NDArray[np.uint8]:
-    """Return the labels of an idx1 file, (n,), with the same checks as `read_images`."""
-    return _read(path, LABELS_MAGIC, "labels")
-
-
 def read_pair(images: Path, labels: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Return the images and labels of two files, or raise DataError if their counts differ."""
-    image_array, label_array = read_images(images), read_labels(labels)
+    image_array, label_array = read(images, "images"), read(labels, "labels")
     if len(image_array) != len(label_array):
         what = f"{len(image_array)} images but {len(label_array)} labels"
         fix = "take both files from the same release of the data"
@@ -64,7 +51,14 @@ def is_idx_folder(folder: Path) -> bool:
     return any((folder / f"{name}{end}").is_file() for name in names for end in ("", ".gz"))
 
 
-def _read(path: Path, magic: int, what: str) -> NDArray[np.uint8]:
+def read(path: Path, what: str) -> NDArray[np.uint8]:
+    """Return the images of an idx3 file, (n, rows, columns), or the labels of an idx1 file, (n,), as a read-only array.
+
+    The array is memory-mapped unless the file is gzipped. Raises DataError for another magic number, for a header that is cut
+    off, and for a size that differs from what the header says.
+    what: images or labels.
+    """
+    magic = MAGIC[what]
     if not path.is_file():
         fault = "is no file" if path.exists() else "does not exist"
         raise DataError(f"{path.name} {fault}", f"in {path.parent}", "check --data")
@@ -105,18 +99,13 @@ def _unpacked(path: Path, count: int, expected: int | None = None) -> bytearray:
     Raises DataError for a stream that is cut off or damaged, with the number of bytes that could be read.
     expected: the length that the header names, for the error.
     """
-    stream, content, fault = zlib.decompressobj(wbits=31), bytearray(), ""
-    with path.open("rb") as file:
-        while not (stream.eof or fault) and len(content) < count:
-            piece = stream.unconsumed_tail or file.read(PIECE_BYTES)
-            if not piece:
-                fault = "ends"
-                break
-            try:
-                content += stream.decompress(piece, count - len(content))
-            except zlib.error:
-                fault = "is damaged"
-    if fault:
-        fault += f" after {len(content)} bytes" + ("" if expected is None else f", expected {expected}")
-        raise DataError(f"the gzip stream {fault}", f"in {path}", "get the file again")
-    return content
+    content = bytearray()
+    try:
+        with gzip.open(path) as file:
+            while piece := file.read1(min(PIECE_BYTES, count - len(content))):
+                content += piece
+        return content
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        fault = f"{'ends' if isinstance(error, EOFError) else 'is damaged'} after {len(content)} bytes"
+        fault += "" if expected is None else f", expected {expected}"
+        raise DataError(f"the gzip stream {fault}", f"in {path}", "get the file again") from None

@@ -68,20 +68,19 @@ class BatchOrder:
         return slice(begin, begin + self.share)
 
 
+@dataclass(frozen=True)
 class Normalise:
     """The step from uint8 images to the floating-point tensor that a model takes.
 
     It is torchvision's Normalize(.5, .5): (x / 255 - 0.5) / 0.5, which gives -1 to 1.
     """
 
-    def __init__(
-        self, device: torch.device, dtype: torch.dtype = torch.float32,
-        memory_format: torch.memory_format = torch.contiguous_format,
-    ) -> None:  # fmt: skip
-        self.device, self.dtype, self.format = device, dtype, memory_format
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    memory_format: torch.memory_format = torch.contiguous_format
 
     def __call__(self, images: Tensor) -> Tensor:
-        x = images.to(self.device, torch.float32, memory_format=self.format)
+        x = images.to(self.device, torch.float32, memory_format=self.memory_format)
         return x.mul_(2 / 255).sub_(1).to(self.dtype)
 
 
@@ -170,7 +169,7 @@ class PilLoader:
         self.sampler.current_epoch, self.sampler.first_step = epoch, first_step
         normalise = self.normalise
         for images, labels in self.loader:
-            x = images.to(normalise.device, normalise.dtype, memory_format=normalise.format, non_blocking=True)
+            x = images.to(normalise.device, normalise.dtype, memory_format=normalise.memory_format, non_blocking=True)
             yield x, labels.to(normalise.device, non_blocking=True)
 
 

@@ -46,7 +46,6 @@ class LabelledImages:
         return len(self.labels)
 
     def to(self, device: torch.device) -> LabelledImages:
-        """Return a copy on the device."""
         return LabelledImages(self.images.to(device), self.labels.to(device))
 
 
@@ -126,11 +125,8 @@ def read_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """
     spec = find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
-        what, fix = (
-            "scikit-learn, which brings the digits, is not installed",
-            "pip install 'gptscale[lenet]', or name other data",
-        )
-        raise ConfigError(what, "in --data digits", fix)
+        fix = "pip install 'gptscale[lenet]', or name other data"
+        raise ConfigError("scikit-learn, which brings the digits, is not installed", "in --data digits", fix)
     file = Path(spec.submodule_search_locations[0]) / DIGITS_FILE
     table = np.loadtxt(file, dtype=np.uint8, delimiter=",")
     return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)

@@ -56,7 +56,6 @@ class Module:
         return parameters
 
     def to(self, device: torch.device) -> None:
-        """Move all parameters to a device."""
         for parameter in self.parameters():
             parameter.array = parameter.array.to(device)
 

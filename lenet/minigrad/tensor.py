@@ -45,10 +45,8 @@ class Op:
     def refuse_to_be_recorded(self) -> None:
         """Raise NotImplementedError while recording, because a second derivative would silently lack this operation."""
         if _recording:
-            name = type(self).__name__
-            raise NotImplementedError(
-                f"{name} has no second derivative: its gradient is a kernel's, use conv2d and relu"
-            )
+            why = "its gradient is a kernel's, use conv2d and relu"
+            raise NotImplementedError(f"{type(self).__name__} has no second derivative: {why}")
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         array = self.compute(*(tensor.array for tensor in inputs))

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.checks import did_you_mean
 
 Gelu = Literal[
     "erf", "tanh", "sigmoid", "custom-erf", "custom-tanh", "custom-sigmoid", "python-erf", "python-tanh", "python-sigmoid"
@@ -32,12 +31,6 @@ class ImageShape:
     channels: int
     side: int
     n_classes: int
-
-
-def check_model(name: str) -> None:
-    """Raise ConfigError for a name that is none of MODEL_NAMES."""
-    if name not in MODEL_NAMES:
-        raise ConfigError(f"unknown model {name!r}", "in --model", did_you_mean(name, MODEL_NAMES))
 
 
 def check_side(name: str, side: int, what: str) -> None:

@@ -13,7 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from gptscale.lenet.models import ImageShape, check_model, check_side
+from gptscale.common.settings.checks import check_name
+from gptscale.lenet.models import ImageShape, check_side
 from gptscale.lenet.models.activations import Activation, activation
 from gptscale.lenet.models.deep import CONVOLUTIONS, resnet18, vgg
 from gptscale.ops.conv import conv_bias_relu
@@ -194,11 +195,10 @@ MODELS: dict[str, Callable[[ImageShape, str | None], nn.Module]] = {
     "pure_linear": pure_linear,
     "simple_conv": simple_conv,
     "cnn": cnn,
-    **{
-        f"conv{depth}_{kind}": partial(Convolutions, depth=depth, shared=kind == "shared")
-        for depth in (2, 10)
-        for kind in ("shared", "independent")
-    },
+    "conv2_shared": partial(Convolutions, depth=2, shared=True),
+    "conv2_independent": partial(Convolutions, depth=2, shared=False),
+    "conv10_shared": partial(Convolutions, depth=10, shared=True),
+    "conv10_independent": partial(Convolutions, depth=10, shared=False),
     **{f"vgg{depth}": partial(vgg, depth=depth) for depth in CONVOLUTIONS},
     "vgg19_quarter": partial(vgg, depth=19, narrower=4),
     "resnet18": resnet18,
@@ -224,7 +224,7 @@ def build_model(
     The state of the caller's random generator does not change. custom: use this package's operators where they fit.
     Raises ConfigError for an unknown name, and for a side that the model does not take.
     """
-    check_model(name)
+    check_name(name, MODELS, "model", "in --model")
     check_side(name, shape.side, f"images of {shape.side} pixels")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

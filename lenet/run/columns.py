@@ -39,10 +39,12 @@ def read_summary(path: Path) -> pd.DataFrame:
     text = read_table(path, FILE_BYTES_MAX, refuse)
     try:
         rows = pd.read_csv(io.StringIO(text[: text.rfind("\n") + 1]), dtype=str, keep_default_na=False)
+        if missing := LENET.missing(rows.columns):
+            raise refuse(f"it has no column {missing[0]}")
         new = [column.name for column in LENET.columns if column.since > 1 and column.name not in rows]
         before = {column.name: {"": column.before} for column in LENET.columns if column.before}
         rows, numbers = rows.reindex(columns=[*rows.columns, *new], fill_value="").replace(before), LENET.of_type(float)
         rows[numbers] = rows[numbers].replace("nan", "").apply(pd.to_numeric)
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         raise refuse(str(error).splitlines()[0][:100]) from None
     return rows

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.checks import OptionNeed, check_ranges, check_run_name
+from gptscale.common.settings.checks import OptionNeed, check_name, check_ranges, check_run_name
 from gptscale.common.settings.command_line import changed_options
 from gptscale.common.settings.learning_rate import learning_rate
 from gptscale.lenet.data import Augmentation
-from gptscale.lenet.models import WITH_BATCH_NORM, WITHOUT_CUSTOM_OPERATORS, Gelu, check_model, check_side
+from gptscale.lenet.models import MODEL_NAMES, WITH_BATCH_NORM, WITHOUT_CUSTOM_OPERATORS, Gelu, check_side
 from gptscale.results.record.wandb_board import check_wandb
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
@@ -163,7 +163,7 @@ class VisionConfig:
     )
 
     def __post_init__(self) -> None:
-        check_model(self.model)
+        check_name(self.model, MODEL_NAMES, "model", "in --model")
         ranges: dict[str, tuple[float, float]] = {
             "epochs": (1, 10**6), "max_steps": (1, 10**9), "batch_size": (1, 10**6), "seed": (0, 2**31 - 1),
             "num_workers": (0, 1024), "lr": (0.0, 100.0), "weight_decay": (0.0, 100.0), "momentum": (0.0, 1.0),

@@ -97,7 +97,6 @@ class VisionEngine(Engine):
         return self.result(loss)
 
     def result(self, loss: Tensor) -> StepResult:
-        """Return the figures of a step with this loss."""
         own = loss.detach()
         return StepResult(own, self.no_norm, own.view(1), self.skipped)
 
@@ -116,7 +115,6 @@ class VisionEngine(Engine):
         return torch.tensor(self.evaluate([(batch.inputs, batch.targets)]).loss)
 
     def set_rate(self, lr: float) -> None:
-        """Set the learning rate of the next step."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 

@@ -83,8 +83,7 @@ class VisionRecorder(Recorder):
             self._begin_boards()
             self._console = Bar(config.model, self.ready.steps)
         reset_peak_memory(world.device)
-        workers = config.num_workers if config.loader == "dataloader" else 0
-        self._machine = MachineClock(world.device, torch.get_num_threads() + workers)
+        self._machine = MachineClock(world.device, torch.get_num_threads() + config.num_workers)
         self._watch = LapTimer(self.clock)
         self._step_began = self.clock()
         return self
@@ -95,8 +94,8 @@ class VisionRecorder(Recorder):
 
     def begin_epoch(self) -> None:
         """Leave out the time since the last step."""
-        with self.paused():
-            self._watch.lap()
+        self._watch.lap()
+        self._step_began = self.clock()
 
     @contextmanager
     def paused(self) -> Iterator[None]:

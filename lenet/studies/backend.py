@@ -21,7 +21,6 @@ from gptscale.lenet.comparison.tables import (
     not_significant,
     values_of,
 )
-from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.studies.grid import Cell
 from gptscale.lenet.studies.study import PerRankOptions, Study, StudyResult, draw
 
@@ -43,10 +42,10 @@ class BackendOptions(PerRankOptions):
 
 def cells(options: BackendOptions) -> list[Cell]:
     """Return the pair of cells that are compared for each batch size, and print a note where Gloo stands in for NCCL."""
-    from gptscale.lenet.run.preflight import world_from_environment
+    from gptscale.common.process.world import World
 
     backends = {"NCCL": "nccl", "Gloo": "gloo"}
-    if world_from_environment(VisionConfig(device=options.device)).device.type != "cuda":
+    if World.from_environment(options.device).device.type != "cuda":
         print("note: nccl is not run: it needs CUDA devices; gloo runs twice instead", flush=True)
         backends = {"Gloo": "gloo", "Gloo again": "gloo"}
     shared: dict[str, Any] = {"model": options.model, "augment": options.augment, "optimizer": "adamw"}

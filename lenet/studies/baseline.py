@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gptscale.common.errors import ConfigError
-from gptscale.common.settings.checks import did_you_mean, parse_whole_numbers
+from gptscale.common.settings.checks import check_name, parse_whole_numbers
 from gptscale.lenet.comparison.tables import ACCURACY, RUNS, Column, accuracy_table, class_table, loss_table
 from gptscale.lenet.models import Gelu
 from gptscale.lenet.studies.grid import Cell
@@ -36,7 +35,7 @@ class BaselineOptions(GridOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        preset(self.resolved_preset)
+        check_name(self.resolved_preset, PRESETS, "preset", "in --preset")
 
     @property
     def seed_numbers(self) -> Sequence[int]:
@@ -44,7 +43,6 @@ class BaselineOptions(GridOptions):
 
     @property
     def resolved_preset(self) -> str:
-        """The preset's name with auto resolved."""
         if self.preset != "auto":
             return self.preset
         return "digits" if self.data == "digits" else "onecycle"
@@ -52,7 +50,7 @@ class BaselineOptions(GridOptions):
 
 STUDY = Study(
     options=BaselineOptions,
-    cells=lambda options: [Cell(options.resolved_preset, {"gelu": options.gelu, **preset(options.resolved_preset)})],
+    cells=lambda options: [Cell(options.resolved_preset, {"gelu": options.gelu, **PRESETS[options.resolved_preset]})],
     columns=(
         Column("epochs", "epochs", ".0f"),
         Column("batch", "batch_size", ".0f"),
@@ -95,10 +93,3 @@ PRESETS: dict[str, dict[str, Any]] = {
     # 99.4 % of MNIST
     "best": {"epochs": 8, "batch_size": 128, "lr": 8e-3, "lr_schedule": "onecycle", "augment": "mild"} | CUSTOM_OPERATORS,
 }  # fmt: skip
-
-
-def preset(name: str) -> dict[str, Any]:
-    """Return the options of a preset, or raise ConfigError for an unknown name."""
-    if name not in PRESETS:
-        raise ConfigError(f"unknown preset {name!r}", "in --preset", did_you_mean(name, PRESETS))
-    return PRESETS[name]

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from gptscale.lenet.run.preflight import ReadyVisionRun
 
+# Columns that the table and the figure need.
+COLUMNS = "net way forward_s backward_s loss_last accuracy data batch_size steps device threads torch_version".split()
 NETS = ("conv2_shared", "conv2_independent", "conv10_shared", "conv10_independent")
 
 
@@ -78,8 +80,10 @@ def main(argv: Sequence[str]) -> int:
     # After the options are read, because it takes long.
     import pandas as pd
 
-    files = options.rows.split(",") if options.rows else []
-    frame = pd.concat(map(pd.read_csv, files), ignore_index=True) if files else measured(options)
+    from gptscale.lenet.comparison.rows import read_details
+
+    files = [read_details(Path(file), COLUMNS) for file in options.rows.split(",") if options.rows]
+    frame = pd.concat(files, ignore_index=True) if files else measured(options)
     if options.csv:
         frame.to_csv(options.csv, index=False)
     machine = f"{frame.device[0]}, {frame.threads[0]} CPU threads, torch {frame.torch_version[0]}"

@@ -84,7 +84,6 @@ class MinigradOptions(StudyFiles):
 
     @property
     def names(self) -> tuple[ModelName, ...]:
-        """The models to train."""
         return get_args(ModelName) if self.model == "all" else (self.model,)
 
     @property
@@ -93,7 +92,6 @@ class MinigradOptions(StudyFiles):
 
     @property
     def place(self) -> torch.device:
-        """The device to train on."""
         from gptscale.common.process.world import world_of
 
         return world_of(self.device, None, 1).device

@@ -86,7 +86,6 @@ class PrecisionOptions(StudyOptions):
         return [{"CUDA_VISIBLE_DEVICES": names[number]} for number in numbers]
 
     def run_options(self, mode: str) -> dict[str, Any]:
-        """Return the options of a run in `mode`."""
         fixed = {"loss_scale": self.loss_scale} if mode == "fp16-fixed" else {}
         return MODES[mode] | fixed | {"optimizer": "sgd", "lr": self.lr}
 

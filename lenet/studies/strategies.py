@@ -52,10 +52,9 @@ class StrategiesOptions(StudyOptions):
 
     @property
     def names(self) -> list[str]:
-        """The strategies to run."""
         if self.strategies != "auto":
             return parse_names(self.strategies, NAMES, "strategy", "--strategies")
-        return [name for name in NAMES if not why_not(name)]
+        return [name for name in NAMES if not why_not(name, self)]
 
     @property
     def workers(self) -> int:
@@ -74,13 +73,13 @@ class StrategiesOptions(StudyOptions):
         return numbers.pop()
 
 
-def why_not(name: str) -> str | None:
-    """Return why this machine cannot run a strategy, or None if it can."""
+def why_not(name: str, options: StrategiesOptions) -> str | None:
+    """Return why this machine cannot run a strategy in a precision on a device, or None if it can."""
     # Imported here, so that help and a refused option need no torch.
     from gptscale.lenet.run.preflight import world_from_environment
     from gptscale.lenet.run.strategy import check_strategy
 
-    config = VisionConfig(strategy=name)  # type: ignore[arg-type]
+    config = VisionConfig(strategy=name, device=options.device, precision=options.precision)  # type: ignore[arg-type]
     try:
         check_strategy(config, world_from_environment(config))
     except ConfigError as error:
@@ -114,9 +113,8 @@ def step_table(result: StudyResult[StrategiesOptions]) -> Lines:
         line = {"run": variant, "median step, ms": spread(rows.median_ms, ".2f")}
         line["9 of 10 steps below, ms"] = spread(rows.p90_ms, ".2f")
         added = (rows.median_ms - plain).dropna()
-        line["added to a plain step, ms"] = (
-            "-" if variant == "single x1" or added.empty else spread(added, ".2f", " to ")
-        )
+        is_compared = variant != "single x1" and not added.empty
+        line["added to a plain step, ms"] = spread(added, ".2f", " to ") if is_compared else "-"
         lines.append(line)
     return lines
 
@@ -126,7 +124,7 @@ def notes(result: StudyResult[StrategiesOptions]) -> list[str]:
     sentences = as_fast_as_the_first(result.groups, TRAINING)
     if not result.options.rows:
         left_out = [name for name in NAMES if name not in result.options.names]
-        sentences += [f"{name} was not run: {why}" for name in left_out if (why := why_not(name))]
+        sentences += [f"{name} was not run: {why}" for name in left_out if (why := why_not(name, result.options))]
     return sentences
 
 

@@ -49,33 +49,13 @@ def prepare(say: Callable[[str], object] = print) -> bool:
 
     def build(work: Path) -> Path:
         say(f"compiling the C++ operators (about {ABOUT_S} s on 2 cores, once) ...")
-        return _build(work)
+        command = [sys.executable, "-Pm", "gptscale.ops.build.kernels", str(work)]
+        if reason := build_cache.compile_apart(command, work, timeout_s=BUILD_TIMEOUT_S):
+            what = f"the C++ operators do not compile ({reason})"
+            raise BuildError(what, "with this compiler", "see gptscale doctor")
+        return work
 
     return build_cache.build_once(cached().parent, build, say)
-
-
-def _build(work: Path) -> Path:
-    """Compile kernels.so in `work`."""
-    command = [sys.executable, "-Pm", "gptscale.ops.build.kernels", str(work)]
-    if reason := build_cache.compile_apart(command, work, timeout_s=BUILD_TIMEOUT_S):
-        raise BuildError(f"the C++ operators do not compile ({reason})", "with this compiler", "see gptscale doctor")
-    return work
-
-
-def compile_into(folder: Path) -> None:
-    """Compile kernels.so in `folder` by torch.utils.cpp_extension."""
-    from torch.utils import cpp_extension
-
-    cpp_extension.load(
-        "kernels",
-        [str(path) for path in sources()],
-        extra_cflags=FLAGS,
-        extra_ldflags=["-fopenmp"],
-        build_directory=str(folder),
-        is_python_module=False,
-        with_cuda=False,
-        verbose=True,
-    )
 
 
 @cache
@@ -110,5 +90,17 @@ def implementation() -> str:
     return "not compiled yet: gptscale prepare, or their first use, does it"
 
 
+# Compile kernels.so in the folder that the command line names.
 if __name__ == "__main__":
-    compile_into(Path(sys.argv[1]))
+    from torch.utils import cpp_extension
+
+    cpp_extension.load(
+        "kernels",
+        [str(path) for path in sources()],
+        extra_cflags=FLAGS,
+        extra_ldflags=["-fopenmp"],
+        build_directory=sys.argv[1],
+        is_python_module=False,
+        with_cuda=False,
+        verbose=True,
+    )

@@ -46,18 +46,14 @@ def page(comparison: Comparison, pictures: Mapping[str, bytes]) -> str:
     rows = cells(comparison)
     text = Path(__file__).with_name("page.html").read_text()
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(text)
+    keys = {title: title.replace("state MiB", "state GiB") for title in rows[0]}
     return template.render(
         about=about,
         rows=rows,
         n_ranked=len(comparison.ranked),
         notes=notes(comparison),
         pictures={name: base64.b64encode(png).decode() for name, png in pictures.items()},
-        definitions={
-            title: DEFINITIONS[key]
-            for title in rows[0]
-            if (key := title.replace("state MiB", "state GiB")) in DEFINITIONS
-        }
-        | LEGEND,
+        definitions={title: DEFINITIONS[key] for title, key in keys.items() if key in DEFINITIONS} | LEGEND,
         runs=_runs(comparison),
     )
 

@@ -24,8 +24,8 @@ DASHES = ("-", (0, (6, 3)), (0, (2, 2)), (0, (6, 2, 1, 2)), (0, (1, 3)))
 FAILED = "#B00020"
 # Inches of a panel alone, which a phone shows as wide as its screen, and letters of a name in it.
 PANEL_IN, PANEL_NAME = 5.6, 30
-# A picture of more groups could not be read, and one of 1,200 not be drawn. A curve has no more points than pixels.
-GROUPS_MAX, POINTS = 40, 2000
+# A picture of more groups could not be read, and one of 1,200 not be drawn.
+GROUPS_MAX = 40
 
 
 def steps_of(group: Group) -> pd.DataFrame | None:
@@ -46,18 +46,6 @@ def shares_of(group: Group) -> dict[str, float]:
     """Return what the time of the group's newest run with a verdict went to, none without one."""
     of_runs = (read_shares(folder, run_id) for folder, run_id in reversed(group.with_files))
     return next((shares for shares in of_runs if shares), {})
-
-
-def thinned(steps: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Return at most about POINTS rows that look the same when they are drawn.
-
-    These are the rows with the lowest and the highest value of the column in each of equally long parts.
-    """
-    if len(steps) <= POINTS:
-        return steps
-    part = np.arange(len(steps)) * (POINTS // 2) // len(steps)
-    values = steps[column].fillna(steps[column].median()).groupby(part)
-    return steps.loc[np.unique(np.concatenate([values.idxmin(), values.idxmax()]))]
 
 
 class Drawing:
@@ -147,8 +135,8 @@ def _losses(axis: Axes, curves: Sequence[pd.DataFrame | None], colours: Sequence
     for i, (steps, colour, name) in enumerate(drawn):
         # The first curve is wide and pale, so that every later one is visible on it. A single visible line means that all agree.
         width, alpha = (5.0, 0.35) if i == 0 and len(drawn) > 1 else (1.6, 1.0)
-        shown, dashes = thinned(steps, "loss"), DASHES[i % len(DASHES)]
-        axis.plot(shown.step, shown.loss, color=colour, linestyle=dashes, linewidth=width, alpha=alpha, label=name)
+        dashes = DASHES[i % len(DASHES)]
+        axis.plot(steps.step, steps.loss, color=colour, linestyle=dashes, linewidth=width, alpha=alpha, label=name)
     if drawn and names:
         legend_below(axis, columns=2)
     if not drawn:

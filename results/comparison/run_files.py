@@ -78,17 +78,16 @@ def read_run_json(folder: str, run_id: str) -> RunStart:
         if len(content) > RUN_JSON_BYTES_MAX:
             raise DamagedFileError(f"it has more than {RUN_JSON_BYTES_MAX:,} bytes")
         start = json.loads(content)
-        options, packages = start.get("recipe_config", {}), start["environment"]["packages"]
+        options, machine = start.get("recipe_config", {}), start["environment"]
         work = todays_workload(start["workload"], start.get("config", {}))
-        about = ", ".join(f"{k} {v}" for k, v in packages.items())
+        packages = ", ".join(f"{k} {v}" for k, v in machine["packages"].items())
+        about = f"Python {machine['python']}, {packages}, {machine['device']}"
         return RunStart(
             workload=work,
             workload_hash=workload_hash(work),
             recipe_options="\n".join(clip(visible(f"{name}={value}")) for name, value in sorted(options.items())),
             command=clip(visible(shlex.join(start["command"])), 4000),
-            environment=clip(
-                visible(f"Python {start['environment']['python']}, {about}, {start['environment']['device']}"), 4000
-            ),
+            environment=clip(visible(about), 4000),
         )
     except FileNotFoundError:
         return RunStart()

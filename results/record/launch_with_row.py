@@ -31,13 +31,8 @@ def launch_with_row(program: Program, nproc: int, folder: Path, table: RunTable,
     at_end = read_json(folder / "status.json")
     has_ended = at_end.get("start") == start
     if status == 0 and not (has_ended and at_end.get("status") == "ok"):
-        status = _say(
-            PeerError(
-                "all ranks ended with status 0 before the run was done",
-                f"in {folder}",
-                "look for what ends the process in the code that it calls, such as os._exit",
-            )
-        )
+        fix = "look for what ends the process in the code that it calls, such as os._exit"
+        status = _say(PeerError("all ranks ended with status 0 before the run was done", f"in {folder}", fix))
     try:
         if status and leave_lost_row(folder, start, status, table, has_row=rows_of(summary, folder.name) != before):
             # Rows that the disk did not take are a fault all the same, and whoever pressed Ctrl-C wants nothing more.

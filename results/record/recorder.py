@@ -51,27 +51,22 @@ class PendingStep(NamedTuple):
 
 
 class LapTimer:
-    """The seconds that pass while it is not paused."""
+    """The seconds that pass while it is not paused. No lap ends within a pause."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock, self._before_s = clock, 0.0
-        self._since: float | None = clock()
-
-    def _running_s(self) -> float:
-        return 0.0 if self._since is None else self._clock() - self._since
+        self._clock, self._since = clock, clock()
 
     def lap(self) -> float:
         """Return the seconds since the last lap, and begin the next."""
-        elapsed_s = self._before_s + self._running_s()
-        self._before_s, self._since = 0.0, None if self._since is None else self._clock()
-        return elapsed_s
+        before, self._since = self._since, self._clock()
+        return self._since - before
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leave out the time of what happens inside."""
-        self._before_s, self._since = self._before_s + self._running_s(), None
+        began = self._clock()
         yield
-        self._since = self._clock()
+        self._since += self._clock() - began
 
 
 class Recorder:

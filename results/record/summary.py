@@ -28,9 +28,8 @@ def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
         speed += f"\n  time    {shown('train_time_s', ',.1f', ' s')} in training steps"
     optional = _state(row)
     if row.get("offload_wait_fraction") is not None:
-        optional += (
-            f"  offload {shown('offload_wait_fraction', '.1%')} of the step waiting for what is on the host or on disk"
-        )
+        waiting = shown("offload_wait_fraction", ".1%")
+        optional += f"  offload {waiting} of the step waiting for what is on the host or on disk"
         if row["offload_disk_gib"]:
             speeds = [shown(f"offload_{way}_gib_per_s", ".2f", " GiB/s") for way in ("read", "write")]
             optional += f" (read {speeds[0]}, write {speeds[1]})"

@@ -52,7 +52,7 @@ def kinds(words):
         "sweep": [sweep.SweepOptions, RunConfig],
         "parity": [parity.ParityOptions],
         "compare": [compare.CompareOptions],
-        "lenet train": [VisionConfig, lenet_cli.NprocOptions],
+        "lenet train": [VisionConfig, lenet_cli.TrainOptions],
     }.get(" ".join(words[:2]) if words[0] == "lenet" else words[0], [run.LaunchOptions])
 
 
@@ -71,7 +71,8 @@ def line(draw):
     commands += [["sweep", "--recipes", "single,ddp,fsdp"], ["parity", "--recipes", "ddp"]]
     words = list(draw.choice(commands))
     hints = {f.name: get_type_hints(k).get(f.name) for k in kinds(words) for f in dataclasses.fields(k)}
-    hints.pop("dry_run", None)
+    # The one would train nothing, and the other is no option but holds those of the run.
+    hints = {name: hint for name, hint in hints.items() if name not in ("dry_run", "run")}
     for name in draw.sample(sorted(hints), min(len(hints), draw.choice((0, 1, 1, 2, 2, 3, 4, 6)))):
         option = option_of(name) if draw.random() < 0.9 else option_of(name)[: draw.randint(1, 9)]
         if hints[name] is bool:

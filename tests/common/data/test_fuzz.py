@@ -76,14 +76,14 @@ def test_idx_files(tmp_path, packed):
     draw = random.Random(2)
     path = tmp_path / "train-images-idx3-ubyte"
     if not packed:
-        return try_all("idx", files(path, [plain], idx.read_images, draw))
+        return try_all("idx", files(path, [plain], lambda path: idx.read(path, "images"), draw))
     # Half are damaged before they are packed, and half after.
     seeds = [gzip.compress(damaged(plain, draw)) for _ in range(50)]
 
     def attempts():
         for i in range(N):
             path.write_bytes(draw.choice(seeds) if i % 2 else damaged(gzip.compress(plain), draw))
-            yield lambda: idx.read_images(path)
+            yield lambda: idx.read(path, "images")
 
     return try_all("idx.gz", attempts())
 
@@ -151,12 +151,12 @@ def test_deepspeeds_configurations(tmp_path):
 
 def gz_bomb(path):
     path.write_bytes(gzip.compress(b"\0\0\x08\x03" + b"\0\0\0\x01" * 3 + bytes(2**26), compresslevel=1))
-    return idx.read_images(path)
+    return idx.read(path, "images")
 
 
 def false_header(path):
     path.write_bytes(gzip.compress(b"\0\0\x08\x03" + b"\xff\xff\xff\xff" * 3 + bytes(2**10)))
-    return idx.read_images(path)
+    return idx.read(path, "images")
 
 
 def large_picture(path):
@@ -190,7 +190,7 @@ BOMBS = {
     "a large picture": (large_picture, "has 12000 x 8000 pixels, at most 67,108,864 are read"),
     "a program as a picture": (postscript, "is no whole image (cannot identify image file"),
     "a pipe as a picture": (fifo(lambda path: sources._image(path, 32)), "is no file"),
-    "a pipe as idx": (fifo(idx.read_images), "is no file"),
+    "a pipe as idx": (fifo(lambda path: idx.read(path, "images")), "is no file"),
     "a pipe in a tokenizer": (pipe_in_a_tokenizer, "tokenizer.json is no file"),
     "a pipe as --ds-config": (fifo(lambda path: merged({}, path)), "it is no file, in --ds-config"),
 }

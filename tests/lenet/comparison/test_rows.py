@@ -56,5 +56,14 @@ def test_rows_of_another_study_are_refused(tmp_path):
     write_rows(tmp_path / "w.csv", rows_of_runs(tmp_path / "out", runs))
     with pytest.raises(ConfigError, match=r"has no rows of batch alone, in --rows"):
         read_rows(str(tmp_path / "w.csv"), "batch")
+    text = (tmp_path / "w.csv").read_text()
+    (tmp_path / "w.csv").write_text(text.replace("torch_version", "x", 1))
+    with pytest.raises(ConfigError, match="no column torch_version"):
+        read_rows(str(tmp_path / "w.csv"), "workers")
+    (tmp_path / "w.csv").write_text(text)
+    epochs = tmp_path / "w-epochs.csv"
+    epochs.write_text(epochs.read_text().replace(",", ",x", 40))
+    with pytest.raises(ConfigError, match=r"w-epochs\.csv has no rows of a study"):
+        read_rows(str(tmp_path / "w.csv"), "workers")
     with pytest.raises(ConfigError, match="does not exist"):
         read_rows(str(tmp_path / "none.csv"), "batch")

@@ -2,17 +2,17 @@ import numpy as np
 import pytest
 
 from gptscale.common.errors import DataError
-from gptscale.lenet.data.idx import find, read_images, read_labels, read_pair
+from gptscale.lenet.data.idx import find, read, read_pair
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_an_idx_file_is_read_as_written(tmp_path, write_idx, packed):
     pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 4)).astype(np.uint8)
-    images = read_images(write_idx(tmp_path / "images", pixels, packed=packed))
+    images = read(write_idx(tmp_path / "images", pixels, packed=packed), "images")
     assert np.array_equal(images, pixels)
     assert not images.flags.writeable
     assert isinstance(images, np.memmap) != packed
-    labels = read_labels(write_idx(tmp_path / "labels", np.arange(7), packed=packed))
+    labels = read(write_idx(tmp_path / "labels", np.arange(7), packed=packed), "labels")
     assert labels.tolist() == list(range(7))
 
 
@@ -56,7 +56,7 @@ def test_a_bad_file_is_refused_with_both_numbers(tmp_path, write_idx, fault):
     path = tmp_path / "images"
     harm(path, write_idx)
     with pytest.raises(DataError, match=message) as caught:
-        read_images(path)
+        read(path, "images")
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -70,6 +70,6 @@ def test_counts_that_differ(tmp_path, write_idx):
 
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(DataError, match="images does not exist"):
-        read_images(tmp_path / "images")
+        read(tmp_path / "images", "images")
     with pytest.raises(DataError, match="t10k-labels-idx1-ubyte is missing"):
         find(tmp_path, "t10k-labels-idx1-ubyte")

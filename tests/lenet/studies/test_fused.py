@@ -8,6 +8,14 @@ from gptscale.launchers.cli import main
 pytest.importorskip("sklearn")
 
 
+def test_what_has_no_rows_of_nets_is_refused(tmp_path, capsys):
+    (tmp_path / "other.csv").write_text("net,way\nconv2_shared,CPU\n")
+    for name in ("none.csv", "other.csv"):
+        words = ["--rows", str(tmp_path / name), "--png", str(tmp_path / "f.png")]
+        assert main(["lenet", "fused", *words]) == 2
+        assert f"{name} has no rows of a study" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_fused_nets_train_alike(tmp_path, capsys):
     files = [word for kind in ("csv", "md", "png") for word in (f"--{kind}", str(tmp_path / f"f.{kind}"))]

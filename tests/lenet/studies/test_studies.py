@@ -2,6 +2,7 @@
 
 import pandas as pd
 import pytest
+import torch
 
 from gptscale.lenet.comparison.rows import MeasuredRows
 from gptscale.lenet.comparison.tables import Column, not_significant, overlaps, table
@@ -23,6 +24,14 @@ def test_strategies_compute_the_same(study, capsys):
     assert "dataparallel was not run" in said
     for title in ("added to a plain step, ms", "epoch 1", "report B: DDP, 8 GPUs"):
         assert title in said
+
+
+def test_only_strategies_that_fit_the_device_and_the_precision_run(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert "dataparallel" in StrategiesOptions().names
+    assert "dataparallel" not in StrategiesOptions(device="cpu").names
+    assert not {"trainer", "trainer_bare"} & {*StrategiesOptions(precision="fp16").names}
 
 
 def test_what_a_strategy_adds_is_taken_from_the_same_turn():

@@ -25,7 +25,7 @@ from gptscale.results.columns import SUMMARY
 from gptscale.results.comparison import picture, write
 from gptscale.results.comparison.groups import Group, compare
 from gptscale.results.comparison.memory_bars import draw_memory
-from gptscale.results.comparison.picture import Drawing, thinned
+from gptscale.results.comparison.picture import Drawing
 from gptscale.results.comparison.read import load
 from gptscale.results.comparison.run_files import DamagedFileError, run_file, whole_lines
 from gptscale.results.comparison.tables import as_csv, as_text, cells, notes, show
@@ -418,15 +418,6 @@ def test_files_of_a_comparison_have_the_rights_that_umask_leaves(tmp_path, undra
         os.umask(before)
     for kind in ("csv", "md", "png", "html"):
         assert stat.S_IMODE((tmp_path / f"comparison.{kind}").stat().st_mode) == 0o640
-
-
-@pytest.mark.parametrize("n_steps", [1, 2000, 100_001])
-def test_a_thinned_curve_keeps_its_ends(n_steps):
-    steps = pd.DataFrame({"step": range(n_steps), "loss": [float(i % 997) for i in range(n_steps)]})
-    kept = thinned(steps, "loss")
-    assert len(kept) == min(n_steps, 2000)
-    assert (kept.loss.min(), kept.loss.max()) == (steps.loss.min(), steps.loss.max())
-    assert kept.step.is_monotonic_increasing
 
 
 def test_a_picture_of_very_many_groups_shows_the_fastest_without_steps_too(tmp_path):

@@ -30,18 +30,15 @@ from gptscale.common.state import Shard, is_finite
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file in hex, reading it in pieces."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(2**20):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Reader:
     """One checkpoint: its facts, and any box of any of its tensors.
 
-    The constructor checks the manifest and the files' sizes; `verify` checks their bytes. Both raise CheckpointError, which
-    names the file and the difference, and StorageError if the files cannot be read.
+    shapes: of all tensors, by their names. The constructor checks the manifest and the files' sizes; `verify` checks their bytes.
+    Both raise CheckpointError, which names the file and the difference, and StorageError if the files cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,10 +57,6 @@ class Reader:
     def step(self) -> int:
         """The number of optimizer steps done when this was saved."""
         return int(self.manifest["step"])
-
-    def names(self) -> list[str]:
-        """Return the names of all tensors."""
-        return list(self._boxes)
 
     def _damaged(self, file: str, how: str) -> CheckpointError:
         return damaged(self.path, file, how)
@@ -145,7 +138,7 @@ class Reader:
         outcomes = gather_objects((names, failure))
         _raise_first([failure for _, failure in outcomes])
         run_names = set().union(*(names for names, _ in outcomes))
-        if different := sorted(run_names ^ set(self.names())):
+        if different := sorted(run_names ^ self.shapes.keys()):
             raise self._damaged("the saved state", f"and the run's differ in {different}"[:300])
         try:
             engine.load_counters(self.manifest["counters"])

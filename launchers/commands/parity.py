@@ -222,7 +222,7 @@ def weight_deviation(reference: Path, run: Path) -> float:
     """Return the largest difference of any final weight, relative to the largest weight of its tensor."""
     saved, expected = (Reader(step_folders(p / "checkpoints")[0]) for p in (run, reference))
     found = []
-    for name in expected.names():
+    for name in expected.shapes:
         if name.startswith("model/"):
             weight, reference_weight = saved.read(name), expected.read(name)
             found.append((float((weight - reference_weight).abs().max()), float(reference_weight.abs().max())))

@@ -86,8 +86,8 @@ def test_dcp_has_the_optimizer_too_for_a_program_with_transformers_model(saved):
     words = ["checkpoint", "import", str(folder / "dcp"), "--format", "dcp", "--out", str(folder / "back")]
     assert main([*words, "--config", str(folder / "hf"), "--trust"]) == 0
     ours, back = Reader(folder / "checkpoints" / "step-3"), Reader(folder / "back" / "step-3").verify()
-    assert sorted(ours.names()) == sorted(back.names())
-    assert all(torch.equal(ours.read(name), back.read(name)) for name in ours.names())
+    assert ours.shapes == back.shapes
+    assert all(torch.equal(ours.read(name), back.read(name)) for name in ours.shapes)
 
 
 @pytest.mark.parametrize("saved", ["tiny"], indirect=True)

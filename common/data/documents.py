@@ -16,7 +16,7 @@ import numpy as np
 
 from gptscale.common.data.bin_files import map_ids, write_bin
 from gptscale.common.data.tokenizers import Tokenizer
-from gptscale.common.errors import ConfigError, DataError
+from gptscale.common.errors import ConfigError, DataError, first_line
 
 Document = Iterable[str]
 PIECE_BYTES = 2**20
@@ -86,8 +86,7 @@ def hugging_face(name: str, where: str) -> Iterable[Document]:
     try:
         dataset = datasets.load_from_disk(path) if local else datasets.load_dataset(path)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0][:160]
-        raise DataError(f"dataset {path!r} cannot be read ({first})", where, HOW) from None
+        raise DataError(f"dataset {path!r} cannot be read ({first_line(error)})", where, HOW) from None
     if isinstance(dataset, dict) and split not in dataset:
         raise DataError(f"dataset {path!r} has no split {split!r}", where, f"use one of: {' '.join(map(str, dataset))}")
     rows = dataset[split] if isinstance(dataset, dict) else dataset

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gptscale.common.errors import ConfigError, DataError
+from gptscale.common.errors import ConfigError, DataError, first_line
 
 BPE_FILES = ("vocab.json", "merges.txt")
 # GPT-2's largest file has 1 MB.
@@ -76,7 +76,7 @@ class GPT2Tokenizer:
             raise
         except BaseException as error:
             # The Rust library has no narrower class for a file that it cannot read.
-            raise DataError(f"{folder} holds no byte-pair encoding ({_first_line(error)})", WHERE, FIX) from None
+            raise DataError(f"{folder} holds no byte-pair encoding ({first_line(error)})", WHERE, FIX) from None
         if self.vocab_size > IDS_MAX:
             what = f"tokenizer {folder} has {self.vocab_size} ids, at most {IDS_MAX} fit 16 bits"
             raise ConfigError(what, WHERE, FIX)
@@ -97,7 +97,7 @@ class GPT2Tokenizer:
             return np.asarray(ids, dtype=np.uint16)
         except Exception as error:
             # The folder's other files can make it raise anything.
-            raise DataError(f"the tokenizer cannot encode text ({_first_line(error)})", WHERE, FIX) from None
+            raise DataError(f"the tokenizer cannot encode text ({first_line(error)})", WHERE, FIX) from None
 
     def decode(self, ids: np.ndarray) -> str:
         """Return the text of `ids`, without the end of text."""
@@ -136,7 +136,7 @@ def _hub_folder(repository: str) -> Path:
         try:
             files = [hub.hf_hub_download(repository, name) for name in BPE_FILES]
         except OSError as error:
-            raise DataError(f"tokenizer {repository!r} cannot be loaded ({_first_line(error)})", WHERE, FIX) from None
+            raise DataError(f"tokenizer {repository!r} cannot be loaded ({first_line(error)})", WHERE, FIX) from None
     return Path(files[0]).parent
 
 
@@ -147,7 +147,3 @@ def _tokenizer_class() -> Any:
         fix = "pip install 'gptscale[hf]', or use --tokenizer bytes"
         raise ConfigError(f"the GPT-2 tokenizer needs transformers ({error})", WHERE, fix) from None
     return GPT2TokenizerFast
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]

@@ -14,7 +14,7 @@ import torch
 from gptscale.common.checkpoint.replicas import ReplicaCheck
 from gptscale.common.data.loader import Prefetcher, to_device
 from gptscale.common.engine import Batch, Engine
-from gptscale.common.errors import GptscaleError, NumericError, PeerError, StorageError
+from gptscale.common.errors import GptscaleError, NumericError, PeerError, StorageError, first_line
 from gptscale.common.measure.evidence import SHORT, RankEvidence, evidence_of
 from gptscale.common.measure.speed import synchronize
 from gptscale.common.measure.spikes import SpikeWatch
@@ -117,7 +117,7 @@ def _end_without(error: BaseException, record: RunRecord, heartbeat: Heartbeat) 
     assert ended is not None
     # Once the row is written, hearts stop one after the other, and nobody can be named.
     missing = heartbeat.missing() if record.row_taken is None else None
-    who, where = missing or ("another rank", str(error).splitlines()[0][:160])
+    who, where = missing or ("another rank", first_line(error))
     warn(f"rank {heartbeat.rank}: {who} died after the last step, {where}")
     return ended if record.finish("interrupted" if ended else "ok", alone=True) else StorageError.exit_status
 
@@ -156,7 +156,7 @@ def take_evidence(
         return evidence_of(world.rank, step, world.device, recorder.data_waits_s, short_step=short_step, keep=keep)
     except torch.OutOfMemoryError as error:
         # The profiler needs memory of its own, and the run is done.
-        warn(f"rank {world.rank}: this run has no verdict ({str(error).splitlines()[0]})")
+        warn(f"rank {world.rank}: this run has no verdict ({first_line(error)})")
         return None
 
 

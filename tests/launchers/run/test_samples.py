@@ -1,12 +1,16 @@
 """What a run says of text: bits per byte whatever the tokenizer, and continuations that people can read."""
 
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from table_rows import rows
 
+from gptscale.common.data.sources import Array
 from gptscale.launchers.cli import main
+from gptscale.launchers.run import samples
 from gptscale.launchers.run.samples import continuation
 
 WORDS = (
@@ -32,6 +36,16 @@ def test_equal_weights_say_the_same_after_any_recipe(text, tmp_path, capfd):
     assert all(lines == said[0] for lines in said)
     (row,) = rows(tmp_path / "single" / "summary.csv")
     assert float(row["bits_per_byte"]) == pytest.approx(float(row["eval_loss"]) / math.log(2))
+
+
+def test_a_sequence_of_one_token_is_not_continued(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(samples, "Reader", lambda path: None)
+    monkeypatch.setattr(samples, "whole_model", lambda reader, shape: None)
+    config = SimpleNamespace(tokenizer="bytes", steps=1, sample=1, seed=0)
+    run = SimpleNamespace(config=config, seq_len=1, gpt=None)
+    held_out = Array(np.array([65, 66], dtype=np.uint16), 257, "text.txt")
+    samples.print_samples(SimpleNamespace(run=run, held_out=held_out), tmp_path)
+    assert [line.split()[1:] for line in capsys.readouterr().out.splitlines()[1:]] == [["'A'"], ["''"], ["''"]]
 
 
 def test_continuations_are_the_likeliest_or_drawn():

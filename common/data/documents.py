@@ -93,8 +93,10 @@ def hugging_face(name: str, where: str) -> Iterable[Document]:
     if column not in rows.column_names:
         what = f"dataset {path!r} has no column {column!r}"
         raise DataError(what, where, f"use one of: {' '.join(rows.column_names)}")
-    if rows.features[column].dtype not in ("string", "large_string"):
-        raise DataError(f"column {column!r} of {path!r} is {rows.features[column].dtype}, expected string", where, HOW)
+    # A column of lists or of several fields has no dtype.
+    kind = getattr(rows.features[column], "dtype", type(rows.features[column]).__name__)
+    if kind not in ("string", "large_string"):
+        raise DataError(f"column {column!r} of {path!r} is {kind}, expected string", where, HOW)
     return ([row[column] or ""] for row in rows.select_columns([column]))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from gptscale.common.data.bin_files import map_ids, write_bin
-from gptscale.common.data.tokenizers import Tokenizer
+from gptscale.common.data.tokenizers import Tokenizer, check_hub
 from gptscale.common.errors import ConfigError, DataError, first_line
 
 Document = Iterable[str]
@@ -80,8 +80,6 @@ def hugging_face(name: str, where: str) -> Iterable[Document]:
         raise DataError(f"folder {path} does not exist", where, HOW)
     if not local:
         fix = "give hf:FOLDER of a `save_to_disk`, or set HF_HUB_OFFLINE=1 if it is in the cache"
-        from gptscale.common.data.hub import check_hub
-
         check_hub(f"dataset {path!r}", where, fix)
     try:
         dataset = datasets.load_from_disk(path) if local else datasets.load_dataset(path)

@@ -15,6 +15,8 @@ BPE_FILES = ("vocab.json", "merges.txt")
 FILE_BYTES_MAX = 2**25
 # Ids are kept in 16 bits, in memory and in files.
 IDS_MAX = 2**16
+# For the hub to answer.
+HUB_S_MAX = 3.0
 WHERE, FIX = "in --tokenizer", "give a folder with vocab.json and merges.txt, or use --tokenizer bytes"
 
 
@@ -130,14 +132,32 @@ def _hub_folder(repository: str) -> Path:
         files = [hub.hf_hub_download(repository, name, local_files_only=True) for name in BPE_FILES]
     except OSError:
         # The file is not in the cache.
-        from gptscale.common.data.hub import check_hub
-
         check_hub(f"tokenizer {repository!r}", WHERE, FIX)
         try:
             files = [hub.hf_hub_download(repository, name) for name in BPE_FILES]
         except OSError as error:
             raise DataError(f"tokenizer {repository!r} cannot be loaded ({first_line(error)})", WHERE, FIX) from None
     return Path(files[0]).parent
+
+
+def check_hub(what: str, where: str, fix: str) -> None:
+    """Raise DataError within seconds if `what` would have to come from a hub that cannot be reached.
+
+    The hub's own client tries for minutes. With HF_HUB_OFFLINE set it reads its cache alone, and nothing has to be reached.
+    """
+    from urllib import error, request
+
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return
+    try:
+        request.urlopen(request.Request(constants.ENDPOINT, method="HEAD"), timeout=HUB_S_MAX).close()
+    except error.HTTPError:
+        # A refusal is an answer.
+        return
+    except OSError as why:
+        raise DataError(f"{what} is not on this machine, and the hub cannot be reached ({why})", where, fix) from None
 
 
 def _tokenizer_class() -> Any:

@@ -193,9 +193,7 @@ class ColossalPipelineEngine(SteppedEngine):
         return total
 
     def bubble(self) -> Bubble:
-        """Return what the clock measured around Colossal-AI's forward_step and backward_step."""
-        self.clock.read()
-        return Bubble(self.theory, tuple(self.clock.busy_s), tuple(self.clock.span_s), self.clock.spans)
+        return self.clock.bubble(self.theory)
 
 
 def time_schedule(schedule: Any, clock: StageClock) -> None:

@@ -105,7 +105,7 @@ class PipelineEngine(SteppedEngine):
         self.run, self.stages, self.schedule, self.loss, self.optimizer = run, stages, schedule, loss, optimizer
         self.pipeline, self.tied = pipeline, tied
         self.join(data, cut)
-        self.has_first, self.has_last = any(s.is_first for s in stages), any(s.is_last for s in stages)
+        self.has_first = any(stage.is_first for stage in stages)
         self.clock = StageClock(run.world.device)
         for stage in stages:
             stage.clock = self.clock
@@ -118,7 +118,6 @@ class PipelineEngine(SteppedEngine):
         return nn.ModuleList(stage.submod for stage in self.stages)
 
     def train_step(self, batch: Batch, lr: float) -> StepResult:
-        """Do one optimizer step on this pipeline's share of a global batch."""
         progress.at("forward")
         seed_dropout(self.run.config.seed, batch.step, self.dropout_rank)
         batch = self.own_tokens(batch)
@@ -141,7 +140,7 @@ class PipelineEngine(SteppedEngine):
 
     @torch.no_grad()
     def eval_loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss over the global batch, whose micro-batches go through all stages one after another."""
+        """Send the micro-batches through all stages one after another."""
         batch = self.own_tokens(batch)
         for stage in self.stages:
             stage.submod.eval()
@@ -156,10 +155,7 @@ class PipelineEngine(SteppedEngine):
         return self.gather(self.loss.total)().sum() / self.gather(n_targets)().sum()
 
     def bubble(self) -> Bubble:
-        """Return what the stages' clock measured."""
-        clock = self.clock
-        clock.read()
-        return Bubble(self.theory, tuple(clock.busy_s), tuple(clock.span_s), clock.spans, clock.began_at)
+        return self.clock.bubble(self.theory)
 
     def _run_schedule(self, batch: Batch) -> Tensor:
         """Run forward and backward of all micro-batches, and return their summed loss, (), on every process of the pipeline."""

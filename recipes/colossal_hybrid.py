@@ -49,7 +49,6 @@ class ColossalTensorConfig(RecipeConfig):
         return "16 n"
 
     def check(self, run: Run) -> None:
-        """Raise ConfigError unless heads and table can be cut over the tensor ranks."""
         check_tensor(run)
 
 
@@ -82,11 +81,9 @@ class ColossalPipelineConfig(ColossalTensorConfig):
         return [*both, ("--tp-size", "2")] if nproc > 2 and nproc % 2 == 0 else both
 
     def grad_accum_steps(self, sequences: int, pp_size: int) -> int | None:
-        """Return two micro-batches per stage, or the nearest number that divides the sequences."""
         return default_micro_batches(self.schedule, pp_size, sequences)
 
     def check(self, run: Run) -> None:
-        """Raise ConfigError unless heads, table, blocks and micro-batches fit the ranks and the schedule."""
         check_tensor(run)
         check_pipeline(run, self.schedule, self.chunks)
 

@@ -46,7 +46,6 @@ class PipelineConfig(RecipeConfig):
     """Blocks of each stage, such as 13,13,12,10; balanced makes the heaviest stage as light as can be, the head counted."""
 
     def grad_accum_steps(self, sequences: int, pp_size: int) -> int | None:
-        """Return two micro-batches per stage, or the nearest number that divides the sequences."""
         return micro_batches(self, sequences, pp_size)
 
     @classmethod
@@ -58,11 +57,9 @@ class PipelineConfig(RecipeConfig):
         return "16 n"
 
     def check(self, run: Run) -> None:
-        """Raise ConfigError unless layers, stages, ranks and micro-batches fit each other and the schedule."""
         check_stages(run, self)
 
     def describe(self, run: Run) -> list[str]:
-        """Return the lines that tell the split and its schedule."""
         return describe_stages(run, self)
 
 

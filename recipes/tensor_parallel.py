@@ -40,7 +40,6 @@ class TensorPlanConfig(RecipeConfig):
     """JSON file: how modules of your own model are cut, in transformers' words. Default: transformers' plan, or inferred."""
 
     def contents(self) -> dict[str, str]:
-        """Return the hash of the user's own plan."""
         content = self.tp_plan.read_bytes() if self.tp_plan else b""
         return {"the content of --tp-plan": hashlib.sha256(content).hexdigest()[:16]} if content else {}
 
@@ -56,7 +55,6 @@ class TensorParallelConfig(TensorPlanConfig):
         return "16 N / t + 16 (6 L + 2) h (t - 1) / t"
 
     def check(self, run: Run) -> None:
-        """Raise ConfigError unless tp_size divides what the plan cuts."""
         from gptscale.common.engines.tensor_parallel import check_async_tp, check_tp
 
         check_tp(run, self.tp_plan)

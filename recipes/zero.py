@@ -41,7 +41,6 @@ class ZeroConfig(DeepSpeedConfig):
     """Options of DeepSpeed's ZeRO: stage and offload, because all else is in DeepSpeed's own JSON (--ds-config)."""
 
     def json(self, run: Run) -> dict[str, Any]:
-        """Return DeepSpeed's JSON for `run`."""
         loss_scale = {"initial_scale_power": 16, "loss_scale_window": 2000, "min_loss_scale": 1}
         of_run = {
             "train_batch_size": run.batch.global_batch_size,

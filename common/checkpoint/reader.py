@@ -155,7 +155,6 @@ class Reader:
 
 
 def _raise_first(failures: list[GptscaleError | None]) -> None:
-    """Raise the first failure of any rank."""
     for failure in failures:
         if failure is not None:
             raise failure

@@ -102,7 +102,6 @@ class GPT2Tokenizer:
             raise DataError(f"the tokenizer cannot encode text ({first_line(error)})", WHERE, FIX) from None
 
     def decode(self, ids: np.ndarray) -> str:
-        """Return the text of `ids`, without the end of text."""
         text_ids = [int(i) for i in ids if i != self.end_of_text]
         return str(self._bpe.decode(text_ids, clean_up_tokenization_spaces=False))
 

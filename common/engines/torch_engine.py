@@ -83,7 +83,6 @@ class SteppedEngine(Engine):
         return self.optimizer.step(lr, loss)
 
     def live_state(self) -> LiveState | None:
-        """Return the bytes of state that this process held in the last of the measured steps, None before the first."""
         return self._live_state
 
     def state(self) -> Iterable[Shard]:
@@ -163,7 +162,6 @@ class TorchEngine(SteppedEngine):
 
     @torch.no_grad()
     def eval_loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss over the global batch."""
         self.model.eval()
         batch = self.own_tokens(batch)
         loss = torch.zeros((), device=batch.inputs.device)

@@ -23,7 +23,6 @@ class BatchPlan:
         return self.micro_batch_size * self.grad_accum_steps
 
     def describe(self) -> str:
-        """Return the arithmetic in words."""
         return (
             f"global batch {self.global_batch_size} = micro-batch {self.micro_batch_size} "
             f"x accumulation {self.grad_accum_steps} x data ranks {self.dp_size}"

@@ -56,7 +56,6 @@ class CompareOptions:
             raise ConfigError("there is no picture to show it", "in --panel", "give --png, --svg or --pdf FILE too")
 
     def files(self) -> dict[str, Path]:
-        """Return the files to write by their kinds."""
         named = {kind: getattr(self, kind) for kind in KINDS}
         return {kind: file for kind, file in named.items() if file is not None}
 

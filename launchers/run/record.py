@@ -103,7 +103,6 @@ class RunRecord:
         self._stack.close()
 
     def check_space(self) -> None:
-        """Raise StorageError if what the run writes cannot fit on the disk."""
         check_space(self.ready.run, self.folder)
 
     def of_this_rank(self) -> tuple[Any, ...]:

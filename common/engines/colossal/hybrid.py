@@ -86,7 +86,6 @@ class DropoutStreams:
         self.dropouts = [m for m in model.modules() if hasattr(m, "randomizer") and isinstance(m, nn.Dropout)]
 
     def start(self, step: int, data_rank: int) -> None:
-        """Begin the streams of optimizer step `step`."""
         key = f"{self.seed} {step} {data_rank} {self.stage}"
         for layer, dropout in enumerate(self.dropouts):
             dropout.randomizer = type(dropout.randomizer)(zlib.crc32(f"{key} {self.tp_rank} {layer}".encode()))
@@ -122,7 +121,6 @@ class ColossalTensorEngine(TorchEngine):
         super().__init__(run, self.boosted, stepper, group=plugin.dp_group, set_grad_sync=sync, backward=back)
 
     def train_step(self, batch: Batch, lr: float) -> StepResult:
-        """Do one optimizer step on this process's share of a global batch."""
         self.boosted.begin = partial(self.streams.start, batch.step, self.data_rank)
         return super().train_step(batch, lr)
 
@@ -145,7 +143,6 @@ class ColossalPipelineEngine(SteppedEngine):
         self.join(plugin.dp_group, None)
 
     def train_step(self, batch: Batch, lr: float) -> StepResult:
-        """Do one optimizer step on this process's share of a global batch."""
         progress.at("forward")
         self.streams.start(batch.step, self.data_rank)
         self.boosted.train()
@@ -159,7 +156,6 @@ class ColossalPipelineEngine(SteppedEngine):
 
     @torch.no_grad()
     def eval_loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss over the global batch."""
         self.boosted.eval()
         schedule = self.plugin.scheduler
         # At the first transfer of a tensor, upstream records whether it needs a gradient. Here it needs none, and training must

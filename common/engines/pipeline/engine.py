@@ -114,7 +114,6 @@ class PipelineEngine(SteppedEngine):
 
     @property
     def model(self) -> nn.Module:
-        """Return the modules of this process's stages."""
         return nn.ModuleList(stage.submod for stage in self.stages)
 
     def train_step(self, batch: Batch, lr: float) -> StepResult:

@@ -238,7 +238,6 @@ class ZeroOptimizer(Stepper):
         )
 
     def close(self) -> None:
-        """Delete the files of this run's swap folder."""
         if self.swap:
             self.swap.close()
 

@@ -76,18 +76,15 @@ class DeepSpeedConfig(RecipeConfig):
         return merged(generated, self.ds_config) if self.ds_config else generated
 
     def json(self, run: Run) -> dict[str, Any]:
-        """Return DeepSpeed's JSON for `run`."""
         raise NotImplementedError
 
     def contents(self) -> dict[str, str]:
-        """Return the hash of the user's own file."""
         if self.ds_config is None:
             return {}
         content = read_bytes(self.ds_config, FILE_BYTES_MAX, _refuser(self.ds_config))
         return {"the content of --ds-config": hashlib.sha256(content).hexdigest()[:16]}
 
     def lacks(self) -> ConfigError | None:
-        """Return the error for operators that are not compiled, or None if all are."""
         from gptscale.common.engines.zero import operators as deepspeed_ops
 
         return deepspeed_ops.lack(self.ops)

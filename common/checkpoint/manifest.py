@@ -45,6 +45,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hex, reading it in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def sealed(facts: dict[str, Any]) -> bytes:
     """Return the manifest of `facts` as bytes, with its version first and the hash of all before it last."""
     text = json.dumps({"format_version": FORMAT_VERSION, **facts}, indent=1).encode().removesuffix(b"\n}")

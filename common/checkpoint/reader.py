@@ -11,7 +11,6 @@ Writing is in common/checkpoint/writer.py.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -21,17 +20,11 @@ import torch
 from torch import Tensor
 
 from gptscale.common.checkpoint.folders import set_aside, step_folders
-from gptscale.common.checkpoint.manifest import check_header, damaged, read_manifest, reading
+from gptscale.common.checkpoint.manifest import check_header, damaged, read_manifest, reading, sha256_of
 from gptscale.common.engine import Engine
 from gptscale.common.errors import CheckpointError, GptscaleError
 from gptscale.common.process.world import gather_objects
 from gptscale.common.state import Shard, is_finite
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file in hex, reading it in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Reader:

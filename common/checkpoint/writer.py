@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from gptscale.common.checkpoint.folders import make_private, remove_leftovers, retire, step_folders, temporary_name
-from gptscale.common.checkpoint.manifest import BOXES_PER_FILE, DTYPES, dtype_name, sealed
-from gptscale.common.checkpoint.reader import sha256_of
+from gptscale.common.checkpoint.manifest import BOXES_PER_FILE, DTYPES, dtype_name, sealed, sha256_of
 from gptscale.common.engine import Engine
 from gptscale.common.errors import GptscaleError, NumericError, StorageError
 from gptscale.common.process.world import gather_objects

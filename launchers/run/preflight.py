@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gptscale.common.checkpoint.folders import deepspeeds_folder, is_deepspeeds_own
+from gptscale.common.checkpoint.folders import check_sums, deepspeeds_folder, is_deepspeeds_own
 from gptscale.common.checkpoint.reader import Reader, newest_readable
 from gptscale.common.data.loader import Batches, split
 from gptscale.common.data.sources import TokenSource, open_source
@@ -233,8 +233,6 @@ def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:
         raise CheckpointError(what, "in --resume", fix)
     folder = deepspeeds_folder(folder)
     if is_main:
-        from gptscale.common.checkpoint.trusted import check_sums
-
         check_sums(folder)
     return folder
 

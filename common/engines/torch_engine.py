@@ -60,6 +60,18 @@ class SteppedEngine(Engine):
             return batch
         return batch._replace(inputs=self.cut_tokens(batch.inputs), targets=self.cut_tokens(batch.targets))
 
+    def micro_batches(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+        """Return the inputs and targets of each micro-batch."""
+        size = self.run.batch.micro_batch_size
+        return list(zip(batch.inputs.split(size), batch.targets.split(size), strict=True))
+
+    def count_targets(self, batch: Batch) -> Tensor:
+        """Return how many targets of the global batch count in the loss, ()."""
+        n_targets = (batch.targets != IGNORE).sum()
+        if self.group is not None:
+            dist.all_reduce(n_targets, group=self.group)
+        return n_targets
+
     def gather(self, value: Tensor) -> Callable[[], Tensor]:
         """Begin to gather a scalar of each process. The function returned waits, and sums those of a data rank: (data_size,)."""
         if self.group is None:
@@ -138,7 +150,7 @@ class TorchEngine(SteppedEngine):
         seed_dropout(self.run.config.seed, batch.step, self.dropout_rank)
         self.model.train()
         batch = self.own_tokens(batch)
-        micro_batches = self._micro_batches(batch)
+        micro_batches = self.micro_batches(batch)
         n_targets, wait_for_count = self._all_reduce((batch.targets != IGNORE).sum())
         loss = torch.zeros((), device=batch.inputs.device)
         for i, (inputs, targets) in enumerate(micro_batches, start=1):
@@ -165,7 +177,7 @@ class TorchEngine(SteppedEngine):
         self.model.eval()
         batch = self.own_tokens(batch)
         loss = torch.zeros((), device=batch.inputs.device)
-        for inputs, targets in self._micro_batches(batch):
+        for inputs, targets in self.micro_batches(batch):
             self._release_graph_memory()
             with autocast(self.run.config.precision, inputs.device):
                 loss += self.model(inputs, targets)
@@ -180,10 +192,6 @@ class TorchEngine(SteppedEngine):
         """
         if self.run.config.compile_mode in CUDA_GRAPHS:
             torch.compiler.cudagraph_mark_step_begin()
-
-    def _micro_batches(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-        size = self.run.batch.micro_batch_size
-        return list(zip(batch.inputs.split(size), batch.targets.split(size), strict=True))
 
     def _all_reduce(self, value: Tensor) -> tuple[Tensor, Callable[[], object]]:
         """Begin to sum `value` over the group in place, and return it with the function that waits for the sum."""

@@ -17,7 +17,6 @@ from gptscale.common.engines.colossal.weights import TensorLayout, cut_dim, fill
 from gptscale.common.engines.torch_engine import SteppedEngine, TorchEngine, holding_back
 from gptscale.common.measure.bubble import BACKWARD, FORWARD, Bubble, StageClock
 from gptscale.common.measure.live_state import StateTensor, held_by_torch
-from gptscale.common.model.loss import IGNORE
 from gptscale.common.optim.library import LibraryOptimizer
 from gptscale.common.process.progress import progress
 from gptscale.common.settings.run import Run
@@ -146,7 +145,7 @@ class ColossalPipelineEngine(SteppedEngine):
         progress.at("forward")
         self.streams.start(batch.step, self.data_rank)
         self.boosted.train()
-        n_targets = self._n_targets(batch)
+        n_targets = self.count_targets(batch)
         with self.clock.step():
             share = self._execute(batch, self.data_size / n_targets, self.wrapped) / self.data_size
         progress.at("optimizer")
@@ -163,16 +162,10 @@ class ColossalPipelineEngine(SteppedEngine):
         metadata = {name: getattr(schedule, name) for name in TRANSFER_METADATA}
         # Without no_sync upstream would sum gradients of the tied table, and there are none.
         with self.boosted.no_sync():
-            loss = self._execute(batch, 1 / self._n_targets(batch), None)
+            loss = self._execute(batch, 1 / self.count_targets(batch), None)
         vars(schedule).update(metadata)
         dist.all_reduce(loss, group=self.group)
         return loss
-
-    def _n_targets(self, batch: Batch) -> Tensor:
-        """Return the number of targets of the global batch that count in the loss."""
-        n_targets = (batch.targets != IGNORE).sum()
-        dist.all_reduce(n_targets, group=self.group)
-        return n_targets
 
     def _execute(self, batch: Batch, scale: Tensor | float, optimizer: Any) -> Tensor:
         """Run all micro-batches, and return the sum of their losses times `scale`, the same on every stage."""

@@ -24,7 +24,6 @@ from gptscale.common.measure.bubble import (
     order_of,
     simulate,
 )
-from gptscale.common.model.loss import IGNORE
 from gptscale.common.model.precision import autocast
 from gptscale.common.optim.stepper import Stepper
 from gptscale.common.process.progress import progress
@@ -120,9 +119,7 @@ class PipelineEngine(SteppedEngine):
         progress.at("forward")
         seed_dropout(self.run.config.seed, batch.step, self.dropout_rank)
         batch = self.own_tokens(batch)
-        n_targets = (batch.targets != IGNORE).sum()
-        if self.group is not None:
-            dist.all_reduce(n_targets, group=self.group)
+        n_targets = self.count_targets(batch)
         # Gradients are averaged over the data ranks, but the loss is a mean over the tokens of all of them. The factor turns that
         # average into a sum.
         self.loss.grad_factor = self.optimizer.scale.to(n_targets.device) * self.shares / n_targets
@@ -141,25 +138,21 @@ class PipelineEngine(SteppedEngine):
     def eval_loss(self, batch: Batch) -> Tensor:
         """Send the micro-batches through all stages one after another."""
         batch = self.own_tokens(batch)
-        for stage in self.stages:
-            stage.submod.eval()
+        self.model.eval()
         self.loss.total = torch.zeros((), device=batch.inputs.device)
-        size = self.run.batch.micro_batch_size
-        for inputs, targets in zip(batch.inputs.split(size), batch.targets.split(size), strict=True):
+        for inputs, targets in self.micro_batches(batch):
             x = inputs
             for stage in self.stages:
                 x = self._forward(stage, x, self._given(inputs, targets))
         dist.all_reduce(self.loss.total, group=self.pipeline)
-        n_targets = (batch.targets != IGNORE).sum()
-        return self.gather(self.loss.total)().sum() / self.gather(n_targets)().sum()
+        return self.gather(self.loss.total)().sum() / self.count_targets(batch)
 
     def bubble(self) -> Bubble:
         return self.clock.bubble(self.theory)
 
     def _run_schedule(self, batch: Batch) -> Tensor:
         """Run forward and backward of all micro-batches, and return their summed loss, (), on every process of the pipeline."""
-        for stage in self.stages:
-            stage.submod.train()
+        self.model.train()
         self.loss.total = torch.zeros((), device=batch.inputs.device)
         first, given = [batch.inputs] if self.has_first else [], self._given(batch.inputs, batch.targets)
         with autocast(self.run.config.precision, batch.inputs.device):

@@ -128,7 +128,7 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
     train, held_out = split(source, seq_len=run.seq_len)
     resume = _resume_path(config, is_main=world.is_main)
     ready = ReadyRun(run, recipe_config, train, held_out, source.fingerprint, resume)
-    # Batches checks that the data is long enough for one sequence, and that the batch is divisible.
+    # A recipe's own data may be less than a batch.
     ready.batches(train, 0, run.batch.dp_size)
     if ready.resume is not None and world.is_main:
         if (ready.resume / "manifest.json").exists():

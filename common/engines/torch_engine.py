@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,18 +17,14 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from gptscale.common.engine import Batch, Engine, StepResult
-from gptscale.common.measure.live_state import LiveState, live_state
+from gptscale.common.measure.live_state import LiveState, Offload, live_state
 from gptscale.common.model.loss import IGNORE
 from gptscale.common.model.precision import autocast
 from gptscale.common.optim.stepper import Stepper
 from gptscale.common.process.progress import progress
+from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import CUDA_GRAPHS
 from gptscale.common.state import Shard
-
-if TYPE_CHECKING:
-    from gptscale.common.measure.live_state import Offload
-    from gptscale.common.settings.run import Run
-
 
 # Steps in which the state is measured, of which the last counts: buckets find their places after the first.
 MEASURED_STEPS = 2

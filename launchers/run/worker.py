@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from gptscale.common.process.heartbeat import Heartbeat
 from gptscale.common.process.progress import progress
 from gptscale.common.process.roll_call import refuse
 from gptscale.common.process.world import World, gather_objects, process_group
-from gptscale.common.settings.checks import words_to_compare
+from gptscale.common.settings.checks import OF_THE_MACHINE, option_of
 from gptscale.common.settings.command_line import refuse_repeated
 from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
 from gptscale.common.train import train
@@ -123,8 +124,10 @@ def _end_without(error: BaseException, record: RunRecord, heartbeat: Heartbeat) 
 
 
 def facts_to_compare(fingerprint: str, world: World, *options: Any) -> dict[str, object]:
-    """Return the options, data and versions with which all ranks of a run must be started."""
-    facts = words_to_compare(*options) | {"the data's fingerprint": fingerprint, "the device": world.device.type}
+    """Return the options, data and versions with which all ranks of a run must be started, options OF_THE_MACHINE left out."""
+    fields = {name: value for part in options for name, value in dataclasses.asdict(part).items()}
+    facts = {option_of(name): value for name, value in fields.items() if name not in OF_THE_MACHINE}
+    facts |= {"the data's fingerprint": fingerprint, "the device": world.device.type}
     return facts | {f"the version of {name}": installed(name) for name in ("gptscale", "torch")}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,10 +27,8 @@ from gptscale.common.measure.bubble import (
 from gptscale.common.model.precision import autocast
 from gptscale.common.optim.stepper import Stepper
 from gptscale.common.process.progress import progress
+from gptscale.common.settings.run import Run
 from gptscale.common.state import local
-
-if TYPE_CHECKING:
-    from gptscale.common.settings.run import Run
 
 
 class TimedStage(PipelineStage):

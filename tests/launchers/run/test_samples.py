@@ -11,7 +11,6 @@ from table_rows import rows
 from gptscale.common.data.sources import Array
 from gptscale.launchers.cli import main
 from gptscale.launchers.run import samples
-from gptscale.launchers.run.samples import continuation
 
 WORDS = (
     "--steps 3 --eval-every 2 --eval-batches 2 --timing-warmup-steps 0 --no-verdict --device cpu --seq-len 32".split()
@@ -56,8 +55,8 @@ def test_continuations_are_the_likeliest_or_drawn():
         return logits.scatter_(2, ((ids + 2) % 10)[..., None], math.log(0.1))
 
     prompts = torch.tensor([[3, 4], [7, 8]])
-    assert continuation(model, prompts, 4, None).tolist() == [[5, 6, 7, 8], [9, 0, 1, 2]]
-    drawn, again = (continuation(model, prompts, 400, torch.Generator().manual_seed(5)) for _ in range(2))
+    assert samples.continuation(model, prompts, 4, None).tolist() == [[5, 6, 7, 8], [9, 0, 1, 2]]
+    drawn, again = (samples.continuation(model, prompts, 400, torch.Generator().manual_seed(5)) for _ in range(2))
     assert torch.equal(drawn, again)
     steps = torch.diff(drawn, dim=1) % 10
     assert set(steps.unique().tolist()) == {1, 2}

@@ -37,7 +37,8 @@ def shape_of(reader: Reader) -> ModelConfig:
     if work.get("model") not in MODELS:
         what = "its model is no preset of gptscale run"
         raise ConfigError(what, f"in {reader.path}", "name a run of a language model")
-    return RunConfig(**{name: work[name] for name in ("model", *SHAPE)}).gpt()
+    # A run with longer sequences than its preset has more positions.
+    return RunConfig(**{name: work[name] for name in ("model", *SHAPE)}, seq_len=work.get("seq_len")).gpt()
 
 
 def to_transformers(reader: Reader, folder: Path) -> None:
@@ -180,7 +181,7 @@ def _known_shape(folder: Path) -> tuple[ModelConfig, str]:
             # Its other sizes do not go with these.
             continue
         if replace(known, lr=shape.lr, dropout=shape.dropout, block_size=shape.block_size) == shape:
-            return known, name
+            return replace(known, block_size=max(known.block_size, shape.block_size)), name
     raise ConfigError("no preset has its shape", f"in {folder}", "add a row to the presets of its family")
 
 

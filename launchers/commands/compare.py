@@ -65,21 +65,28 @@ def main(argv: Sequence[str]) -> int:
     options = parse(CompareOptions, argv, prog="gptscale compare", about="Rank runs of the same work.")
     if not options.paths:
         raise ConfigError("no PATH is given", "in compare", "give a results folder, such as `gptscale compare results`")
-    # Rows with an accuracy, or a folder that has lenet.csv and no summary.csv.
-    of_vision = [
-        b",test_accuracy," in p.read_bytes()[:4096]
-        if p.is_file()
-        else (p / "lenet.csv").is_file() and not (p / "summary.csv").exists()
-        for p in options.paths
-    ]
-    if any(of_vision):
-        return _compare_vision(options, all(of_vision))
-    from gptscale.results.comparison.groups import compare
-    from gptscale.results.comparison.read import load
-    from gptscale.results.comparison.write import write
+    try:
+        of_vision = [_is_of_vision(path) for path in options.paths]
+        if any(of_vision):
+            return _compare_vision(options, all(of_vision))
+        from gptscale.results.comparison.groups import compare
+        from gptscale.results.comparison.read import load
+        from gptscale.results.comparison.write import write
 
-    write(compare(load(options.paths)), options.files(), options.panel)
+        rows = load(options.paths)
+    except OSError as error:
+        what = f"{error.filename or 'a file'} cannot be read ({error.strerror})"
+        raise ConfigError(what, "in compare", "give a results folder or a summary.csv") from None
+    write(compare(rows), options.files(), options.panel)
     return 0
+
+
+def _is_of_vision(path: Path) -> bool:
+    """Return whether a file has rows with an accuracy, or a folder has lenet.csv and no summary.csv."""
+    if not path.is_file():
+        return (path / "lenet.csv").is_file() and not (path / "summary.csv").exists()
+    with path.open("rb") as file:
+        return b",test_accuracy," in file.read(4096)
 
 
 def _compare_vision(options: CompareOptions, has_nothing_else: bool) -> int:

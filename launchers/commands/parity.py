@@ -110,6 +110,8 @@ def main(argv: Sequence[str]) -> int:
     begin_warm_parent("cpu", imports=RunConfig(data=options.data).data_imports)
     asked = RunConfig(model=options.model, precision=options.precision, device="cpu")
     names = [n for n in recipes_named(options.recipes, asked) if n != "single"]
+    if not names:
+        raise ConfigError("the others are compared with single", "in --recipes", "name another recipe")
     with tempfile.TemporaryDirectory(prefix="gptscale-parity-") as temporary:
         out = options.out or Path(temporary)
         # All cases are made first, so that every run is checked before one starts.

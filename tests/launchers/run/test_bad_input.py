@@ -104,6 +104,8 @@ CASES = {
     "doctor's model": (["doctor", "--nvme-path", ".", "--model", "1.6c"], "did you mean '1.6b'?"),
     "bf16 parity of what": (["parity", "--precision", "fp64"], "'fp64'"),
     "compare nothing": (["compare"], "no PATH is given"),
+    "compare what cannot be read": (["compare", "/proc/self/mem"], "cannot be read (Input/output error), in compare"),
+    "parity of the reference": (["parity", "--recipes", "single"], "the others are compared with single, in --recipes"),
     "compare an empty folder": (["compare", "."], "holds no summary.csv"),
     "parity of a GPU's row": (["parity", "--recipes", "ddp,fairscale_fsdp"], "fairscale_fsdp needs a CUDA device"),
     "parity of what": (["parity", "--optimizers", "lion"], "unknown optimizer 'lion'"),

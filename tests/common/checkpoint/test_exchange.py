@@ -36,12 +36,8 @@ def saved(request, tmp_path):
     shards = [(f"model/{name}", p) for name, p in model.named_parameters()]
     for kind in MOMENTS:
         shards += [(f"adamw.{kind}/{name}", p * p.sign()) for name, p in model.named_parameters()]
-    work = {
-        "model": request.param,
-        **{name: getattr(shape, name) for name in SHAPE},
-        "optimizer": "adamw",
-        "seq_len": 160,
-    }
+    work = {"model": request.param, **{name: getattr(shape, name) for name in SHAPE}, "optimizer": "adamw"}
+    work["seq_len"] = 160
     draft = Draft(tmp_path / "checkpoints" / "step-3", tmp_path / "checkpoints" / temporary_name("step-3"), {}, 0, {})
     facts = {"step": 3, "counters": {"optimizer_steps": 3.0}, "recipe": "fsdp", "world_size": 4, "workload": work}
     tensors = (Shard(name, t.detach(), tuple(t.shape), (0,) * t.dim()) for name, t in shards)
@@ -135,9 +131,6 @@ def test_what_cannot_be_read_is_refused_and_nothing_is_written(saved, capsys, mo
     assert main(["checkpoint", "import", str(folder / "hf"), "--out", str(folder / "new")]) == 5
     assert "bytes on the disk (1 checkpoints of 10,1" in capsys.readouterr().err
     assert not [*folder.glob("*new*")]
-    for out, status, message in (
-        (folder / "hf", 2, "is there already"),
-        (folder / "empty/config.json/x", 5, "Not a directory"),
-    ):
-        assert main(["checkpoint", "export", str(folder), "--out", str(out)]) == status
-        assert message in capsys.readouterr().err
+    for out, status in (("hf", 2), ("empty/config.json/x", 5)):
+        assert main(["checkpoint", "export", str(folder), "--out", str(folder / out)]) == status
+        assert ("is there already" if status == 2 else "Not a directory") in capsys.readouterr().err

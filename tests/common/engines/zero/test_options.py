@@ -36,19 +36,17 @@ def test_free_keys_win_new_ones_are_added_and_auto_is_ours(tmp_path):
 
 @pytest.mark.promise("C17")
 def test_ranks_compare_the_content_of_the_file_and_not_its_name(tmp_path):
-    def facts_of(config):
-        return facts_to_compare("", World(0, 0, 3, torch.device("cpu"), 60.0), config) | config.contents()
-
-    facts = []
+    facts, world = [], World(0, 0, 3, torch.device("cpu"), 60.0)
     for name, content in (("a", "{}"), ("b", "{}"), ("c", '{"dump_state": true}')):
         (tmp_path / name).write_text(content)
-        facts.append(facts_of(ZeroConfig(stage=2, ds_config=tmp_path / name)))
+        config = ZeroConfig(stage=2, ds_config=tmp_path / name)
+        facts.append(facts_to_compare("", world, config) | config.contents())
     check_same_on_ranks(facts[:2])
     said = r"^the content of --ds-config is \w{16} on rank 0,1 but \w{16} on rank 2, in what"
     with pytest.raises(ConfigError, match=said):
         check_same_on_ranks(facts)
     with pytest.raises(ConfigError, match=r"but None on rank 1"):
-        check_same_on_ranks([facts[0], facts_of(ZeroConfig(stage=2))])
+        check_same_on_ranks([facts[0], facts_to_compare("", world, ZeroConfig(stage=2))])
 
 
 CODE = """

@@ -84,14 +84,14 @@ def to_dcp(reader: Reader, folder: Path) -> None:
         lazy |= {f"optimizer.state.{hf_name}.{kind}": (f"adamw.{kind}/{name}", weight) for kind in MOMENTS}
         known[f"optimizer.state.{hf_name}.step"] = step
 
-    def value(key: str) -> Tensor:
-        return known[key] if key in known else _theirs(reader.read(lazy[key][0]), lazy[key][1], shape, theirs)
-
     class Lazily(dcp.DefaultSavePlanner):
         """It reads a tensor when it is written."""
 
         def lookup_object(self, index: Any) -> Tensor:
-            return value(index.fqn)
+            if index.fqn in known:
+                return known[index.fqn]
+            name, weight = lazy[index.fqn]
+            return _theirs(reader.read(name), weight, shape, theirs)
 
     planned = known | {
         key: _theirs(torch.empty(reader.shapes[name], device="meta"), weight, shape, theirs)

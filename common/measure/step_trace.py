@@ -117,16 +117,12 @@ def _operations(profiler: Any, offset_s: float) -> list[TracedOperation]:
     on_device = [str(e.device_type()).endswith("CUDA") for e in events]
     threads = [e.start_thread_id() for e, device in zip(events, on_device, strict=True) if not device]
     main = max(set(threads), key=threads.count, default=0)
-    return sorted(
-        (
-            TracedOperation(
-                e.name(), device, e.start_ns() / 1e9 - offset_s, (e.start_ns() + e.duration_ns()) / 1e9 - offset_s
-            )
-            for e, device in zip(events, on_device, strict=True)
-            if device or e.start_thread_id() == main
-        ),
-        key=lambda operation: (operation.begin, -operation.end),
-    )
+    operations = []
+    for e, device in zip(events, on_device, strict=True):
+        if device or e.start_thread_id() == main:
+            begin, end = (ns / 1e9 - offset_s for ns in (e.start_ns(), e.start_ns() + e.duration_ns()))
+            operations.append(TracedOperation(e.name(), device, begin, end))
+    return sorted(operations, key=lambda operation: (operation.begin, -operation.end))
 
 
 def kind_of(name: str, part: str) -> str | None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 class ColossalTensorConfig(RecipeConfig):
     """Options of Colossal-AI's HybridParallelPlugin, in its own spelling."""
 
+    formula: ClassVar[str] = "16 n"
     keeps_whole: ClassVar[str] = "positions"
     ddp_bucket_cap_mb: int = 25
     """MB of gradients that data ranks reduce at once; under pipeline parallelism Colossal-AI reduces each by itself."""
@@ -44,9 +45,6 @@ class ColossalTensorConfig(RecipeConfig):
     def ways(cls, nproc: int) -> list[tuple[str, ...]]:
         """Return tensor ranks alone, and tensor ranks with data ranks."""
         return [(), ("--tp-size", "2")] if nproc > 2 and nproc % 2 == 0 else [()]
-
-    def state_formula(self, run: Run) -> str:
-        return "16 n"
 
     def check(self, run: Run) -> None:
         check_tensor(run)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gptscale.common.engines.pipeline.stages import SCHEDULES, Schedule, check_stages, describe_stages, micro_batches
 from gptscale.common.recipe_config import RecipeConfig
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 class PipelineConfig(RecipeConfig):
     """Options of the pipeline, whose schedules have the names of torch.distributed.pipelining."""
 
+    formula: ClassVar[str] = "16 n"
     schedule: Schedule = "1F1B"
     """GPipe | 1F1B | Interleaved1F1B | LoopedBFS | InterleavedZeroBubble | ZBVZeroBubble | DualPipeV."""
     stages_per_rank: int = 0
@@ -52,9 +53,6 @@ class PipelineConfig(RecipeConfig):
     def ways(cls, nproc: int) -> list[tuple[str, ...]]:
         """Return every schedule."""
         return [("--schedule", schedule) for schedule in SCHEDULES]
-
-    def state_formula(self, run: Run) -> str:
-        return "16 n"
 
     def check(self, run: Run) -> None:
         check_stages(run, self)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gptscale.common.recipe_config import RecipeConfig
 
@@ -48,11 +48,9 @@ class TensorPlanConfig(RecipeConfig):
 class TensorParallelConfig(TensorPlanConfig):
     """Options of the tensor-parallel recipe beside the number of ranks, which is --tp-size."""
 
+    formula: ClassVar[str] = "16 N / t + 16 (6 L + 2) h (t - 1) / t"
     async_tp: bool = False
     """Overlap each product with its transfer (torch's symmetric memory; CUDA with NVLink, and --compile)."""
-
-    def state_formula(self, run: Run) -> str:
-        return "16 N / t + 16 (6 L + 2) h (t - 1) / t"
 
     def check(self, run: Run) -> None:
         from gptscale.common.engines.tensor_parallel import check_async_tp, check_tp

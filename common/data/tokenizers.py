@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,26 +18,6 @@ IDS_MAX = 2**16
 # For the hub to answer.
 HUB_S_MAX = 3.0
 WHERE, FIX = "in --tokenizer", "give a folder with vocab.json and merges.txt, or use --tokenizer bytes"
-
-
-class Tokenizer(Protocol):
-    """The way from text to ids and back, on which text that looks like a control token stays text.
-
-    vocab_size: ids are below it. end_of_text: the id that ends a document; no text encodes to it.
-    id_bytes: (vocab_size,), the bytes of UTF-8 text that each id stands for, 0 for what is no text.
-    fingerprint: names the vocabulary in a cache of ids; None where encoding is as fast as reading a cache.
-    """
-
-    vocab_size: int
-    end_of_text: int
-    id_bytes: np.ndarray
-    fingerprint: str | None
-
-    def encode(self, text: str) -> np.ndarray:
-        """Return the ids (uint16) of `text`."""
-
-    def decode(self, ids: np.ndarray) -> str:
-        """Return the text of `ids`, without the end of text."""
 
 
 class ByteTokenizer:
@@ -102,8 +82,16 @@ class GPT2Tokenizer:
             raise DataError(f"the tokenizer cannot encode text ({first_line(error)})", WHERE, FIX) from None
 
     def decode(self, ids: np.ndarray) -> str:
+        """Return the text of `ids`, without the end of text."""
         text_ids = [int(i) for i in ids if i != self.end_of_text]
         return str(self._bpe.decode(text_ids, clean_up_tokenization_spaces=False))
+
+
+# The way from text to ids (uint16) and back, on which text that looks like a control token stays text. vocab_size: ids are below
+# it. end_of_text: the id that ends a document; no text encodes to it. id_bytes: (vocab_size,), the bytes of UTF-8 text that each
+# id stands for, 0 for what is no text. fingerprint: names the vocabulary in a cache of ids; None where encoding is as fast as
+# reading a cache.
+Tokenizer = ByteTokenizer | GPT2Tokenizer
 
 
 def get_tokenizer(name: str) -> Tokenizer:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from gptscale.common.data.order import sequence_indices
-from gptscale.common.data.sources import SourceSpan, TokenSource
+from gptscale.common.data.sources import Array, SourceSpan, Synthetic, TokenSource
 from gptscale.common.engine import Batch
 from gptscale.common.errors import DataError
 
@@ -19,7 +19,7 @@ from gptscale.common.errors import DataError
 WAIT_S_MAX = 120.0
 
 
-def split(source: TokenSource, *, seq_len: int, eval_fraction: float = 0.05) -> tuple[TokenSource, TokenSource]:
+def split(source: Synthetic | Array, *, seq_len: int, eval_fraction: float = 0.05) -> tuple[SourceSpan, SourceSpan]:
     """Return the part to train on and the part to hold out.
 
     The latter is the last `eval_fraction` of the tokens, at least one sequence. DataError if there are not two sequences.

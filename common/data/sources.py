@@ -82,7 +82,7 @@ class Array:
 class SourceSpan:
     """The part [start, stop) of another source."""
 
-    def __init__(self, source: TokenSource, start: int, stop: int) -> None:
+    def __init__(self, source: Synthetic | Array, start: int, stop: int) -> None:
         self.source, self.start, self.stop = source, start, stop
         self.name, self.vocab_size, self.fingerprint = source.name, source.vocab_size, source.fingerprint
         self.id_bytes = source.id_bytes
@@ -122,7 +122,7 @@ def fingerprint(ids: np.ndarray) -> str:
     return digest.hexdigest()[:16]
 
 
-def open_source(data: str, *, tokenizer: str = "bytes", vocab_size: int, seed: int = 0) -> TokenSource:
+def open_source(data: str, *, tokenizer: str = "bytes", vocab_size: int, seed: int = 0) -> Synthetic | Array:
     """Open and check the source that `--data` names, whose ids fit `vocab_size`.
 
     It writes nothing but a cache of encoded text. Raises DataError (file, expected and actual) or ConfigError (a tokenizer

@@ -133,7 +133,7 @@ def make_case(
     """Plan one process and each recipe, in every way that it splits the work, and check all without starting any."""
     base = RunConfig(
         **{name: getattr(options, name) for name in ("model", "seq_len", "data", "steps", "precision")},
-        n_layer=options.n_layer or enough_layers(names, options),
+        n_layer=enough_layers(names, options) if options.n_layer is None else options.n_layer,
         global_batch_size=4 * options.nproc,
         optimizer=optimizer,  # type: ignore[arg-type]
         lr=0.1 if optimizer == "sgd" else None,

@@ -105,6 +105,7 @@ CASES = {
     "bf16 parity of what": (["parity", "--precision", "fp64"], "'fp64'"),
     "compare nothing": (["compare"], "no PATH is given"),
     "compare what cannot be read": (["compare", "/proc/self/mem"], "cannot be read (Input/output error), in compare"),
+    "parity without blocks": (["parity", "--recipes", "ddp", "--n-layer", "0"], "n_layer 0 is out of range, in --n-layer"),
     "parity of the reference": (["parity", "--recipes", "single"], "the others are compared with single, in --recipes"),
     "compare an empty folder": (["compare", "."], "holds no summary.csv"),
     "parity of a GPU's row": (["parity", "--recipes", "ddp,fairscale_fsdp"], "fairscale_fsdp needs a CUDA device"),

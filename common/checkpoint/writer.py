@@ -221,8 +221,6 @@ def _as_gptscale_error(error: Exception, folder: Path, needed: int) -> GptscaleE
     if isinstance(error, GptscaleError):
         return error
     free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
-    return StorageError(
-        f"checkpoint not written: {getattr(error, 'strerror', None) or error} (rank needs {needed:,} bytes, {free:,} free)",
-        f"in {folder}",
-        "free space or point --out elsewhere",
-    )
+    why = getattr(error, "strerror", None) or error
+    what = f"checkpoint not written: {why} (rank needs {needed:,} bytes, {free:,} free)"
+    return StorageError(what, f"in {folder}", "free space or point --out elsewhere")

@@ -95,9 +95,8 @@ class FusedOptimizer(Stepper):
         by_replicas: dict[int, list[Tensor]] = {}
         for name, p in self.parameters.items():
             if p.grad is None:
-                raise ConfigError(
-                    f"{name} got no gradient", "in this step", "use a model in which every weight gets one"
-                )
+                fix = "use a model in which every weight gets one"
+                raise ConfigError(f"{name} got no gradient", "in this step", fix)
             # A weight that tensor ranks do not cut is on each of them.
             is_cut = is_dtensor(p) and "tp" in (p.device_mesh.mesh_dim_names or ())
             holders = replicas(p) * self.copies.get(name, 1) * (1 if is_cut else self.tp_size)

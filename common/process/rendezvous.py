@@ -75,12 +75,10 @@ def warn_of_open_port() -> None:
     """Warn that others can write to the port of the rendezvous, if it has one. Rank 0 says it for all."""
     if RENDEZVOUS not in os.environ:
         by = "rank 0" if rank_0_serves() else "torchrun"
-        print(
-            f"gptscale: warning: {by} lets every machine that reaches this one write to port {os.environ['MASTER_PORT']}, on all "
-            "interfaces and without a password, in the rendezvous, use a firewall, or `gptscale run` on a single machine",
-            file=sys.stderr,
-            flush=True,
-        )
+        what = f"{by} lets every machine that reaches this one write to port {os.environ['MASTER_PORT']}, on all interfaces"
+        fix = "use a firewall, or `gptscale run` on a single machine"
+        said = f"gptscale: warning: {what} and without a password, in the rendezvous, {fix}"
+        print(said, file=sys.stderr, flush=True)
 
 
 def prefix_of_start() -> str:

@@ -182,11 +182,9 @@ def mesh_of(recipe: str, config: RunConfig, world_size: int) -> Mesh:
         sizes |= {row.axes[0]: sizes["dp"], "dp": 1}
     if sizes["dp"] > 1 and "dp" not in row.axes:
         others = names_with(lambda other: other.engine == "torch" and {"dp", *row.axes} <= {*other.axes})
-        raise ConfigError(
-            f"{recipe} has no dp axis for {sizes['dp']} times " + " x ".join(f"{axis} {sizes[axis]}" for axis in asked),
-            "in --nproc",
-            f"use --nproc {model_size}, or recipe {others}",
-        )
+        split = " x ".join(f"{axis} {sizes[axis]}" for axis in asked)
+        what = f"{recipe} has no dp axis for {sizes['dp']} times {split}"
+        raise ConfigError(what, "in --nproc", f"use --nproc {model_size}, or recipe {others}")
     return Mesh({axis: sizes[axis] for axis in row.mesh})
 
 

@@ -171,9 +171,8 @@ def _evidence(engine: Engine, data: Prefetcher, recorder: Recorder) -> RankEvide
         return batch._replace(inputs=batch.inputs[:, :tokens], targets=batch.targets[:, :tokens])
 
     # Where shapes are fixed, by stages, compiled code or a library, all steps are alike.
-    same_shapes = (
-        engine.bubble() or run.config.compile or get(run.recipe).environment or run.world.device.type == "cuda"
-    )
+    on_cuda = run.world.device.type == "cuda"
+    same_shapes = engine.bubble() or run.config.compile or get(run.recipe).environment or on_cuda
     fits = run.rank_seq_len % (SHORT * run.tp_size * min(2, run.cp_size)) == 0
     return take_evidence(engine, recorder, batch_of, short=fits and not same_shapes, keep=run.config.profile)
 

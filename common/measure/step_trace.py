@@ -206,17 +206,15 @@ def device_segments(host: list[StepMark], operations: list[TracedOperation]) -> 
     for operation in operations:
         if operation.on_device:
             lower = operation.name.lower()
-            what = (
-                "wait" if "nccl" in lower else "bus" if "memcpy htod" in lower or "memcpy dtoh" in lower else "forward"
-            )
+            on_bus = "memcpy htod" in lower or "memcpy dtoh" in lower
+            what = "wait" if "nccl" in lower else "bus" if on_bus else "forward"
         elif operation.name in ("cudaMalloc", "cudaFree"):
             what = "allocator"
         else:
             continue
         edges += [(operation.begin, what, 1), (operation.end, what, -1)]
-    edges += [
-        (t, s.part, change) for s in host if s.part in ("data", "disk") for t, change in ((s.begin, 1), (s.end, -1))
-    ]
+    held_up = [s for s in host if s.part in ("data", "disk")]
+    edges += [(t, s.part, change) for s in held_up for t, change in ((s.begin, 1), (s.end, -1))]
     began, ended = host[0].begin, max([host[-1].end, *(t for t, _, _ in edges)])
     running = dict.fromkeys(("forward", "wait", "bus", "data", "disk", "allocator"), 0)
     segments: list[StepMark] = []

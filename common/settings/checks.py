@@ -157,9 +157,8 @@ def refuse_ignored(options: Any, argv: Sequence[str]) -> None:
 
     An option is refused with its default value too, because who types it expects an effect.
     """
-    named_options = {
-        word.partition("=")[0].removeprefix("--").replace("-", "_") for word in argv if word.startswith("--")
-    }
+    named = (word.partition("=")[0].removeprefix("--") for word in argv if word.startswith("--"))
+    named_options = {word.replace("-", "_") for word in named}
     for part, need in _unmet(options):
         for field in need.fields.split(","):
             if field in named_options:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -65,20 +66,28 @@ def main(argv: Sequence[str]) -> int:
     options = parse(CompareOptions, argv, prog="gptscale compare", about="Rank runs of the same work.")
     if not options.paths:
         raise ConfigError("no PATH is given", "in compare", "give a results folder, such as `gptscale compare results`")
-    try:
+    with _reading():
         of_vision = [_is_of_vision(path) for path in options.paths]
-        if any(of_vision):
-            return _compare_vision(options, all(of_vision))
-        from gptscale.results.comparison.groups import compare
-        from gptscale.results.comparison.read import load
-        from gptscale.results.comparison.write import write
+    if any(of_vision):
+        return _compare_vision(options, all(of_vision))
+    from gptscale.results.comparison.groups import compare
+    from gptscale.results.comparison.read import load
+    from gptscale.results.comparison.write import write
 
+    with _reading():
         rows = load(options.paths)
+    write(compare(rows), options.files(), options.panel)
+    return 0
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Tell in one line what the system does not let read."""
+    try:
+        yield
     except OSError as error:
         what = f"{error.filename or 'a file'} cannot be read ({error.strerror})"
         raise ConfigError(what, "in compare", "give a results folder or a summary.csv") from None
-    write(compare(rows), options.files(), options.panel)
-    return 0
 
 
 def _is_of_vision(path: Path) -> bool:
@@ -97,5 +106,7 @@ def _compare_vision(options: CompareOptions, has_nothing_else: bool) -> int:
     if options.panel:
         raise ConfigError("vision runs have one picture of all", "in --panel", "leave it out")
     lab = import_module(LAB)
-    lab.write(lab.compare(lab.load(options.paths)), csv=options.csv, md=options.md, png=options.png)
+    with _reading():
+        runs = lab.load(options.paths)
+    lab.write(lab.compare(runs), csv=options.csv, md=options.md, png=options.png)
     return 0

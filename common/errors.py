@@ -11,6 +11,11 @@ def visible(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def first_line(error: BaseException) -> str:
+    """Return how an error begins, for the one line of another: its text, or its class if it has none as Python's MemoryError."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:160]
+
+
 class GptscaleError(Exception):
     """An error that ends a run with one line and an exit status instead of a traceback.
 

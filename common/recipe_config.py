@@ -21,9 +21,11 @@ class RecipeConfig:
     """Base of every recipe's own options, and the questions that the launcher asks of them.
 
     keeps_whole: a kind of weights (`cut` in common/settings/shape.py) that its tensor ranks keep whole, though others cut it.
+    formula: `state_formula` where it is the same for all options.
     """
 
     keeps_whole: ClassVar[str] = ""
+    formula: ClassVar[str] = "16 N"
 
     @property
     def offload(self) -> str:
@@ -43,7 +45,7 @@ class RecipeConfig:
 
         LETTERS says what its letters are. A space multiplies. Empty for options without a formula.
         """
-        return "16 N"
+        return self.formula
 
     def own_work(self, run: Run) -> dict[str, Any]:
         """Return what this recipe trains otherwise than the run's options say, by the names of `workload`.

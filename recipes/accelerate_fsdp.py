@@ -12,7 +12,7 @@ Source                 huggingface.co/docs/accelerate, "FSDP1 vs FSDP2"; Zhao et
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gptscale.common.recipe_config import RecipeConfig
 
@@ -30,11 +30,9 @@ if TYPE_CHECKING:
 class AccelerateFSDPConfig(RecipeConfig):
     """Options of Accelerate's FullyShardedDataParallelPlugin, in its own spelling."""
 
+    formula: ClassVar[str] = "16 N / d"
     reshard_after_forward: bool = True
     """Free a block's gathered weights after forward and gather again in backward (ZeRO-3); False keeps them (ZeRO-2)."""
-
-    def state_formula(self, run: Run) -> str:
-        return "16 N / d"
 
 
 def shard(

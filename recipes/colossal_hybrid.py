@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 class ColossalTensorConfig(RecipeConfig):
     """Options of Colossal-AI's HybridParallelPlugin, in its own spelling."""
 
+    formula: ClassVar[str] = "16 n"
     keeps_whole: ClassVar[str] = "positions"
     ddp_bucket_cap_mb: int = 25
     """MB of gradients that data ranks reduce at once; under pipeline parallelism Colossal-AI reduces each by itself."""
@@ -45,11 +46,7 @@ class ColossalTensorConfig(RecipeConfig):
         """Return tensor ranks alone, and tensor ranks with data ranks."""
         return [(), ("--tp-size", "2")] if nproc > 2 and nproc % 2 == 0 else [()]
 
-    def state_formula(self, run: Run) -> str:
-        return "16 n"
-
     def check(self, run: Run) -> None:
-        """Raise ConfigError unless heads and table can be cut over the tensor ranks."""
         check_tensor(run)
 
 
@@ -82,11 +79,9 @@ class ColossalPipelineConfig(ColossalTensorConfig):
         return [*both, ("--tp-size", "2")] if nproc > 2 and nproc % 2 == 0 else both
 
     def grad_accum_steps(self, sequences: int, pp_size: int) -> int | None:
-        """Return two micro-batches per stage, or the nearest number that divides the sequences."""
         return default_micro_batches(self.schedule, pp_size, sequences)
 
     def check(self, run: Run) -> None:
-        """Raise ConfigError unless heads, table, blocks and micro-batches fit the ranks and the schedule."""
         check_tensor(run)
         check_pipeline(run, self.schedule, self.chunks)
 

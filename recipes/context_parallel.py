@@ -50,7 +50,6 @@ class ContextParallelConfig(FSDPConfig):
         return f"{super().state_formula(run).removesuffix(' / d')} / (d c)"
 
     def check(self, run: Run) -> None:
-        """Raise ConfigError unless cp_size fits the sequence, the heads and the replicas."""
         from gptscale.common.engines.context_parallel import check_cp
 
         super().check(run)

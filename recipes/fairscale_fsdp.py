@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
@@ -36,13 +36,11 @@ if TYPE_CHECKING:
 class FairscaleFSDPConfig(RecipeConfig):
     """Options of fairscale's FullyShardedDataParallel, in its own spelling."""
 
+    formula: ClassVar[str] = "16 N / d"
     reshard_after_forward: bool = True
     """Free a block's gathered weights after forward and gather again in backward; False keeps them."""
     bucket_cap_mb: int = 25
     """Gradients are reduce-scattered when a bucket of this many MiB is full."""
-
-    def state_formula(self, run: Run) -> str:
-        return "16 N / d"
 
     def check(self, run: Run) -> None:
         """Raise ConfigError for one rank that accumulates in 16 bits, whose weights fairscale frees after a micro-batch."""

@@ -18,7 +18,7 @@ The trap               Gradients of small parameters live in buckets, as views. 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gptscale.common.recipe_config import RecipeConfig
 
@@ -36,11 +36,9 @@ if TYPE_CHECKING:
 class FairscaleSDPConfig(RecipeConfig):
     """Options of fairscale's ShardedDataParallel, in its own spelling."""
 
+    formula: ClassVar[str] = "4 N + 4 N + 8 N / d"
     reduce_buffer_size: int = 2**23
     """Elements of a bucket for small gradients; 0 reduces each by itself."""
-
-    def state_formula(self, run: Run) -> str:
-        return "4 N + 4 N + 8 N / d"
 
 
 def shard(

@@ -70,7 +70,6 @@ class HandoutConfig(RecipeConfig):
         refuse_changed(run.config, OWN, why, fix)
 
     def own_work(self, run: Run) -> dict[str, Any]:
-        """Return what the exercise trains otherwise than the run's options say."""
         if self.same_work:
             return {}
         data = {"data": "exercise", "data_fingerprint": f"{self.data_size} sequences"}

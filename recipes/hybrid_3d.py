@@ -54,7 +54,6 @@ class HybridConfig(PipelineConfig, TensorPlanConfig):
         return "16 n / (d c)" if self.data_parallel == "fsdp" else "16 n"
 
     def check(self, run: Run) -> None:
-        """Raise ConfigError unless the sizes fit the model and the batch."""
         from gptscale.common.engines.context_parallel import check_cp
         from gptscale.common.engines.tensor_parallel import check_tp
 
@@ -75,7 +74,6 @@ class HybridConfig(PipelineConfig, TensorPlanConfig):
         super().check(run)
 
     def describe(self, run: Run) -> list[str]:
-        """Return the lines that tell the mesh, and the stages if there are any."""
         data = f"dp {run.batch.dp_size} ({self.data_parallel})" + f" x cp {run.cp_size}" * (run.cp_size > 1)
         mesh = f"mesh     pp {run.pp_size} x {data} x tp {run.tp_size}"
         return [mesh, *(describe_stages(run, self) if run.pp_size > 1 else [])]

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gptscale.common.engines.pipeline.stages import SCHEDULES, Schedule, check_stages, describe_stages, micro_batches
 from gptscale.common.recipe_config import RecipeConfig
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 class PipelineConfig(RecipeConfig):
     """Options of the pipeline, whose schedules have the names of torch.distributed.pipelining."""
 
+    formula: ClassVar[str] = "16 n"
     schedule: Schedule = "1F1B"
     """GPipe | 1F1B | Interleaved1F1B | LoopedBFS | InterleavedZeroBubble | ZBVZeroBubble | DualPipeV."""
     stages_per_rank: int = 0
@@ -46,7 +47,6 @@ class PipelineConfig(RecipeConfig):
     """Blocks of each stage, such as 13,13,12,10; balanced makes the heaviest stage as light as can be, the head counted."""
 
     def grad_accum_steps(self, sequences: int, pp_size: int) -> int | None:
-        """Return two micro-batches per stage, or the nearest number that divides the sequences."""
         return micro_batches(self, sequences, pp_size)
 
     @classmethod
@@ -54,15 +54,10 @@ class PipelineConfig(RecipeConfig):
         """Return every schedule."""
         return [("--schedule", schedule) for schedule in SCHEDULES]
 
-    def state_formula(self, run: Run) -> str:
-        return "16 n"
-
     def check(self, run: Run) -> None:
-        """Raise ConfigError unless layers, stages, ranks and micro-batches fit each other and the schedule."""
         check_stages(run, self)
 
     def describe(self, run: Run) -> list[str]:
-        """Return the lines that tell the split and its schedule."""
         return describe_stages(run, self)
 
 

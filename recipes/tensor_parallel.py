@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gptscale.common.recipe_config import RecipeConfig
 
@@ -40,7 +40,6 @@ class TensorPlanConfig(RecipeConfig):
     """JSON file: how modules of your own model are cut, in transformers' words. Default: transformers' plan, or inferred."""
 
     def contents(self) -> dict[str, str]:
-        """Return the hash of the user's own plan."""
         content = self.tp_plan.read_bytes() if self.tp_plan else b""
         return {"the content of --tp-plan": hashlib.sha256(content).hexdigest()[:16]} if content else {}
 
@@ -49,14 +48,11 @@ class TensorPlanConfig(RecipeConfig):
 class TensorParallelConfig(TensorPlanConfig):
     """Options of the tensor-parallel recipe beside the number of ranks, which is --tp-size."""
 
+    formula: ClassVar[str] = "16 N / t + 16 (6 L + 2) h (t - 1) / t"
     async_tp: bool = False
     """Overlap each product with its transfer (torch's symmetric memory; CUDA with NVLink, and --compile)."""
 
-    def state_formula(self, run: Run) -> str:
-        return "16 N / t + 16 (6 L + 2) h (t - 1) / t"
-
     def check(self, run: Run) -> None:
-        """Raise ConfigError unless tp_size divides what the plan cuts."""
         from gptscale.common.engines.tensor_parallel import check_async_tp, check_tp
 
         check_tp(run, self.tp_plan)

@@ -33,15 +33,10 @@ class Pair(NamedTuple):
 
     @property
     def recipes(self) -> list[str]:
-        """Return the names of these recipes, in the table's order."""
-        return [name for name, row in RECIPES.items() if self.applies(row) and self._can_have_condition(row)]
-
-    def _can_have_condition(self, row: Recipe) -> bool:
-        """Return whether the row's preset leaves a value of `only_if` possible."""
-        if self.only_if is None:
-            return True
-        field, values = self.only_if
-        return field not in row.preset or row.preset[field] in values
+        """Return the names of these recipes, in the table's order, whose preset leaves a value of `only_if` possible."""
+        field, values = self.only_if or ("", ())
+        named = ((name, row) for name, row in RECIPES.items() if self.applies(row))
+        return [name for name, row in named if field not in row.preset or row.preset[field] in values]
 
 
 def trained_by(*engines: str) -> Callable[[Recipe], bool]:

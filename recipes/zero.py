@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from gptscale.common.engines.zero.options import DeepSpeedConfig
+from gptscale.common.engines.zero.options import DeepSpeedConfig, merged
 
 if TYPE_CHECKING:
     import deepspeed
@@ -41,7 +41,6 @@ class ZeroConfig(DeepSpeedConfig):
     """Options of DeepSpeed's ZeRO: stage and offload, because all else is in DeepSpeed's own JSON (--ds-config)."""
 
     def json(self, run: Run) -> dict[str, Any]:
-        """Return DeepSpeed's JSON for `run`."""
         loss_scale = {"initial_scale_power": 16, "loss_scale_window": 2000, "min_loss_scale": 1}
         of_run = {
             "train_batch_size": run.batch.global_batch_size,
@@ -52,7 +51,8 @@ class ZeroConfig(DeepSpeedConfig):
             "fp16": {"enabled": run.config.precision == "fp16", **loss_scale},
         }
         pins = run.world.device.type == "cuda" or self.offload == "nvme"
-        return self.over(of_run | ds_config(self, run.gpt.n_params, run.gpt.largest_weight, run.world.world_size, pins))
+        own = ds_config(self, run.gpt.n_params, run.gpt.largest_weight, run.world.world_size, pins)
+        return merged(of_run | own, self.ds_config)
 
 
 def ds_config(config: ZeroConfig, n_params: int, largest_weight: int, world_size: int, pins: bool) -> dict[str, Any]:

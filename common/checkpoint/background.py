@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -53,10 +52,9 @@ class BackgroundSave:
 
     def _write(self, draft: Draft, shards: list[Shard], manifest: dict[str, Any], keep: int) -> None:
         # Leave the processors to the steps where there are not enough. While the run waits for the save, they are free. Linux
-        # gives each thread a niceness of its own, elsewhere it would be that of the process.
+        # gives each thread a niceness of its own.
         with suppress(OSError):
-            if sys.platform == "linux":
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         try:
             write(draft, shards, manifest, keep=keep, gather=lambda value: gather_objects(value, self._group))
         except BaseException as error:

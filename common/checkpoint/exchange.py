@@ -37,7 +37,8 @@ def shape_of(reader: Reader) -> ModelConfig:
     if work.get("model") not in MODELS:
         what = "its model is no preset of gptscale run"
         raise ConfigError(what, f"in {reader.path}", "name a run of a language model")
-    return RunConfig(**{name: work[name] for name in ("model", *SHAPE)}).gpt()
+    # A run with longer sequences than its preset has more positions.
+    return RunConfig(**{name: work[name] for name in ("model", *SHAPE)}, seq_len=work.get("seq_len")).gpt()
 
 
 def to_transformers(reader: Reader, folder: Path) -> None:
@@ -83,14 +84,14 @@ def to_dcp(reader: Reader, folder: Path) -> None:
         lazy |= {f"optimizer.state.{hf_name}.{kind}": (f"adamw.{kind}/{name}", weight) for kind in MOMENTS}
         known[f"optimizer.state.{hf_name}.step"] = step
 
-    def value(key: str) -> Tensor:
-        return known[key] if key in known else _theirs(reader.read(lazy[key][0]), lazy[key][1], shape, theirs)
-
     class Lazily(dcp.DefaultSavePlanner):
         """It reads a tensor when it is written."""
 
         def lookup_object(self, index: Any) -> Tensor:
-            return value(index.fqn)
+            if index.fqn in known:
+                return known[index.fqn]
+            name, weight = lazy[index.fqn]
+            return _theirs(reader.read(name), weight, shape, theirs)
 
     planned = known | {
         key: _theirs(torch.empty(reader.shapes[name], device="meta"), weight, shape, theirs)
@@ -180,7 +181,7 @@ def _known_shape(folder: Path) -> tuple[ModelConfig, str]:
             # Its other sizes do not go with these.
             continue
         if replace(known, lr=shape.lr, dropout=shape.dropout, block_size=shape.block_size) == shape:
-            return known, name
+            return replace(known, block_size=max(known.block_size, shape.block_size)), name
     raise ConfigError("no preset has its shape", f"in {folder}", "add a row to the presets of its family")
 
 

@@ -45,6 +45,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hex, reading it in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def sealed(facts: dict[str, Any]) -> bytes:
     """Return the manifest of `facts` as bytes, with its version first and the hash of all before it last."""
     text = json.dumps({"format_version": FORMAT_VERSION, **facts}, indent=1).encode().removesuffix(b"\n}")
@@ -122,10 +128,6 @@ def _is_count(value: object, low: int = 0, high: int = 2**63 - 1) -> bool:
     return type(value) is int and low <= value <= high
 
 
-def _is_text(value: object, longest: int) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= longest
-
-
 def _check_facts(path: Path, manifest: dict[str, Any]) -> None:
     step, counters, files = (manifest.get(key) for key in ("step", "counters", "files"))
     _require(path, _is_count(step, high=10**12 - 1), "step")
@@ -150,7 +152,7 @@ def _check_entry(path: Path, entry: dict[str, Any]) -> None:
     boxes = entry.get("boxes")
     _require(path, isinstance(boxes, list) and all(isinstance(box, dict) for box in boxes), "boxes")
     for box in boxes or []:
-        _require(path, _is_text(box.get("name"), 512), "name")
+        _require(path, isinstance(box.get("name"), str) and 0 < len(box["name"]) <= 512, "name")
         sizes = [box.get(key) for key in ("offset", "shape", "whole")]
         whole_numbers = all(isinstance(n, list) and len(n) <= 8 and all(map(_is_count, n)) for n in sizes)
         inside = whole_numbers and len({len(n) for n in sizes}) == 1

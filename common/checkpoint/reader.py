@@ -11,7 +11,6 @@ Writing is in common/checkpoint/writer.py.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -21,27 +20,18 @@ import torch
 from torch import Tensor
 
 from gptscale.common.checkpoint.folders import set_aside, step_folders
-from gptscale.common.checkpoint.manifest import check_header, damaged, read_manifest, reading
+from gptscale.common.checkpoint.manifest import check_header, damaged, read_manifest, reading, sha256_of
 from gptscale.common.engine import Engine
 from gptscale.common.errors import CheckpointError, GptscaleError
 from gptscale.common.process.world import gather_objects
 from gptscale.common.state import Shard, is_finite
 
 
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file in hex, reading it in pieces."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(2**20):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
 class Reader:
     """One checkpoint: its facts, and any box of any of its tensors.
 
-    The constructor checks the manifest and the files' sizes; `verify` checks their bytes. Both raise CheckpointError, which
-    names the file and the difference, and StorageError if the files cannot be read.
+    shapes: of all tensors, by their names. The constructor checks the manifest and the files' sizes; `verify` checks their bytes.
+    Both raise CheckpointError, which names the file and the difference, and StorageError if the files cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,10 +50,6 @@ class Reader:
     def step(self) -> int:
         """The number of optimizer steps done when this was saved."""
         return int(self.manifest["step"])
-
-    def names(self) -> list[str]:
-        """Return the names of all tensors."""
-        return list(self._boxes)
 
     def _damaged(self, file: str, how: str) -> CheckpointError:
         return damaged(self.path, file, how)
@@ -145,7 +131,7 @@ class Reader:
         outcomes = gather_objects((names, failure))
         _raise_first([failure for _, failure in outcomes])
         run_names = set().union(*(names for names, _ in outcomes))
-        if different := sorted(run_names ^ set(self.names())):
+        if different := sorted(run_names ^ self.shapes.keys()):
             raise self._damaged("the saved state", f"and the run's differ in {different}"[:300])
         try:
             engine.load_counters(self.manifest["counters"])
@@ -162,7 +148,6 @@ class Reader:
 
 
 def _raise_first(failures: list[GptscaleError | None]) -> None:
-    """Raise the first failure of any rank."""
     for failure in failures:
         if failure is not None:
             raise failure

@@ -90,9 +90,8 @@ class ReplicaCheck:
         else:
             what = f"{_ranks(odd)} hold different bits of {box[0]}{more}, and no majority says which is right"
         where = f"at step {step}" + (f" (equal at step {self._equal_at})" if self._equal_at is not None else "")
-        return NumericError(
-            what, where, "go on with --resume auto; if it happens to the same rank again, test its memory"
-        )
+        fix = "go on with --resume auto; if it happens to the same rank again, test its memory"
+        return NumericError(what, where, fix)
 
 
 def odd_ones(hashes: dict[int, int]) -> list[int]:

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from gptscale.common.checkpoint.folders import make_private, remove_leftovers, retire, step_folders, temporary_name
-from gptscale.common.checkpoint.manifest import BOXES_PER_FILE, DTYPES, dtype_name, sealed
-from gptscale.common.checkpoint.reader import sha256_of
+from gptscale.common.checkpoint.manifest import BOXES_PER_FILE, DTYPES, dtype_name, sealed, sha256_of
 from gptscale.common.engine import Engine
 from gptscale.common.errors import GptscaleError, NumericError, StorageError
 from gptscale.common.process.world import gather_objects
@@ -222,8 +221,6 @@ def _as_gptscale_error(error: Exception, folder: Path, needed: int) -> GptscaleE
     if isinstance(error, GptscaleError):
         return error
     free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
-    return StorageError(
-        f"checkpoint not written: {getattr(error, 'strerror', None) or error} (rank needs {needed:,} bytes, {free:,} free)",
-        f"in {folder}",
-        "free space or point --out elsewhere",
-    )
+    why = getattr(error, "strerror", None) or error
+    what = f"checkpoint not written: {why} (rank needs {needed:,} bytes, {free:,} free)"
+    return StorageError(what, f"in {folder}", "free space or point --out elsewhere")

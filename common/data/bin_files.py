@@ -37,10 +37,8 @@ def map_ids(path: Path) -> np.ndarray:
             raise DataError(what, where, FIX)
         offset = LLMC_HEADER_BYTES
         if count is None or size != offset + 2 * count:
-            expected = (
-                "at least 1024" if count is None else f"{offset + 2 * count} for the {count} tokens its header counts"
-            )
-            raise DataError(f"{size} bytes, expected {expected}", where, FIX)
+            of_header = "" if count is None else f"{offset + 2 * count} for the {count} tokens its header counts"
+            raise DataError(f"{size} bytes, expected {of_header or 'at least 1024'}", where, FIX)
     elif size % 2:
         raise DataError(f"{size} bytes, expected an even number: a token has 2", where, FIX)
     if size == offset:

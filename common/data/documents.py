@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from gptscale.common.data.bin_files import map_ids, write_bin
-from gptscale.common.data.tokenizers import Tokenizer
-from gptscale.common.errors import ConfigError, DataError
+from gptscale.common.data.tokenizers import Tokenizer, check_hub
+from gptscale.common.errors import ConfigError, DataError, first_line
 
 Document = Iterable[str]
 PIECE_BYTES = 2**20
@@ -80,22 +80,21 @@ def hugging_face(name: str, where: str) -> Iterable[Document]:
         raise DataError(f"folder {path} does not exist", where, HOW)
     if not local:
         fix = "give hf:FOLDER of a `save_to_disk`, or set HF_HUB_OFFLINE=1 if it is in the cache"
-        from gptscale.common.data.hub import check_hub
-
         check_hub(f"dataset {path!r}", where, fix)
     try:
         dataset = datasets.load_from_disk(path) if local else datasets.load_dataset(path)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0][:160]
-        raise DataError(f"dataset {path!r} cannot be read ({first})", where, HOW) from None
+        raise DataError(f"dataset {path!r} cannot be read ({first_line(error)})", where, HOW) from None
     if isinstance(dataset, dict) and split not in dataset:
         raise DataError(f"dataset {path!r} has no split {split!r}", where, f"use one of: {' '.join(map(str, dataset))}")
     rows = dataset[split] if isinstance(dataset, dict) else dataset
     if column not in rows.column_names:
         what = f"dataset {path!r} has no column {column!r}"
         raise DataError(what, where, f"use one of: {' '.join(rows.column_names)}")
-    if rows.features[column].dtype not in ("string", "large_string"):
-        raise DataError(f"column {column!r} of {path!r} is {rows.features[column].dtype}, expected string", where, HOW)
+    # A column of lists or of several fields has no dtype.
+    kind = getattr(rows.features[column], "dtype", type(rows.features[column]).__name__)
+    if kind not in ("string", "large_string"):
+        raise DataError(f"column {column!r} of {path!r} is {kind}, expected string", where, HOW)
     return ([row[column] or ""] for row in rows.select_columns([column]))
 
 

@@ -70,7 +70,6 @@ class ExerciseBatches(Batches):
         self._next_step = NO_STEP
 
     def _sampler(self, data_rank: int) -> Any:
-        """Return the sampler of a rank: torch's DistributedSampler, or RandomSampler where there is one rank."""
         if self.data_size > 1:
             return DistributedSampler(self.data_set, self.data_size, data_rank, seed=self.seed, drop_last=True)
         return RandomSampler(self.data_set, generator=torch.Generator())
@@ -83,7 +82,6 @@ class ExerciseBatches(Batches):
             sampler.generator.manual_seed(self.seed + epoch)
 
     def sequences(self, step: int, data_rank: int) -> tuple[int, ...]:
-        """Return the indices of the sequences that a rank trains on in 0-based `step`."""
         epoch, place = divmod(step, self.steps_per_epoch)
         sampler = self._sampler(data_rank)
         self._begin(sampler, epoch)
@@ -101,7 +99,6 @@ class ExerciseBatches(Batches):
         return Batch(step, ids, targets, tuple(indices.tolist()))
 
     def close(self) -> None:
-        """End the workers."""
         self._epoch, self._next_step = iter(()), NO_STEP
         # A DataLoader keeps its persistent workers there. They end with it.
         self.loader._iterator = None

@@ -11,16 +11,15 @@ import numpy as np
 import torch
 
 from gptscale.common.data.order import sequence_indices
-from gptscale.common.data.sources import SourceSpan, TokenSource
+from gptscale.common.data.sources import Array, SourceSpan, Synthetic, TokenSource
 from gptscale.common.engine import Batch
-from gptscale.common.errors import ConfigError, DataError
-from gptscale.common.settings.batch_plan import nearest_multiples
+from gptscale.common.errors import DataError
 
 # A read that takes longer means a dead disk, and an error is better than a hang.
 WAIT_S_MAX = 120.0
 
 
-def split(source: TokenSource, *, seq_len: int, eval_fraction: float = 0.05) -> tuple[TokenSource, TokenSource]:
+def split(source: Synthetic | Array, *, seq_len: int, eval_fraction: float = 0.05) -> tuple[SourceSpan, SourceSpan]:
     """Return the part to train on and the part to hold out.
 
     The latter is the last `eval_fraction` of the tokens, at least one sequence. DataError if there are not two sequences.
@@ -35,11 +34,10 @@ def split(source: TokenSource, *, seq_len: int, eval_fraction: float = 0.05) -> 
 
 
 class Batches:
-    """One data rank's share of each global batch of a source.
+    """One data rank's share of each global batch of a source, which has a sequence or more.
 
     Sequence i reads tokens [i T, i T + T] with T = seq_len, one more than it trains on: targets are inputs shifted by one.
-    Raises ConfigError for a batch that does not divide, DataError for a source shorter than one sequence. closing_s: how long
-    `close` may take.
+    closing_s: how long `close` may take.
     """
 
     closing_s = 0.0
@@ -57,12 +55,6 @@ class Batches:
         self.source, self.seq_len, self.global_batch_size, self.seed = source, seq_len, global_batch_size, seed
         self.data_rank, self.data_size = data_rank, data_size
         self.n_sequences = (len(source) - 1) // seq_len
-        if self.n_sequences < 1:
-            what = f"{len(source)} tokens, expected at least {seq_len + 1} for one sequence"
-            raise DataError(what, f"in {source.name}", "use a smaller --seq-len or more text")
-        if global_batch_size % data_size:
-            what = f"global batch {global_batch_size} is not divisible by {data_size} data ranks"
-            raise ConfigError(what, "in --global-batch-size", f"use {nearest_multiples(global_batch_size, data_size)}")
 
     def sequences(self, step: int, data_rank: int) -> tuple[int, ...]:
         """Return the indices of the sequences that a rank, this one or another, trains on in 0-based `step`."""
@@ -110,7 +102,6 @@ class Prefetcher:
         self.batches, self.device, self.depth = batches, device, depth
         self._ahead: deque[tuple[int, Future[Batch]]] = deque()
         self._requests: SimpleQueue[tuple[int, Future[Batch]] | None] = SimpleQueue()
-        self._closed = False
         # A daemon, which an executor's threads are not: Python must not wait at exit for a read that hangs.
         self._thread = Thread(target=self._work, name="gptscale-data", daemon=True)
         self._thread.start()
@@ -120,8 +111,6 @@ class Prefetcher:
 
         Steps are asked for in turn. Any other step starts the reading ahead anew. DataError after two minutes without data.
         """
-        if self._closed:
-            raise RuntimeError("get() after close()")
         if not self._ahead or self._ahead[0][0] != step:
             self._forget()
             self._ask(step)
@@ -143,7 +132,6 @@ class Prefetcher:
 
     def close(self) -> None:
         """Stop reading ahead, without waiting for the read under way."""
-        self._closed = True
         self._forget()
         self._requests.put(None)
         if self.batches.closing_s:

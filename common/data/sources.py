@@ -1,4 +1,4 @@
-"""Token sources: everything that a model can train on, behind one small interface.
+"""Token sources: everything that a model can train on, alike to whoever reads it.
 
 Opening a source checks it, so that a run does not meet a bad file half way.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import hashlib
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -20,26 +19,6 @@ from gptscale.common.errors import ConfigError, DataError
 # A larger file is sampled when it is opened, and its ids are checked read by read.
 SCAN_BYTES_MAX = 2**30
 PIECE_TOKENS = 2**23
-
-
-class TokenSource(Protocol):
-    """A sequence of token ids.
-
-    name: the value of `--data`, for errors. vocab_size: every id that `read` returns is below it.
-    fingerprint: 16 hex digits that change when the content does.
-    id_bytes: (ids,), the bytes of text that each id stands for, None where that is unknown.
-    """
-
-    name: str
-    vocab_size: int
-    fingerprint: str
-    id_bytes: np.ndarray | None
-
-    def __len__(self) -> int:
-        """Return the number of tokens."""
-
-    def read(self, start: int, count: int) -> np.ndarray:
-        """Return tokens [start, start + count) as int64, or raise IndexError if some of them do not exist."""
 
 
 class Synthetic:
@@ -103,7 +82,7 @@ class Array:
 class SourceSpan:
     """The part [start, stop) of another source."""
 
-    def __init__(self, source: TokenSource, start: int, stop: int) -> None:
+    def __init__(self, source: Synthetic | Array, start: int, stop: int) -> None:
         self.source, self.start, self.stop = source, start, stop
         self.name, self.vocab_size, self.fingerprint = source.name, source.vocab_size, source.fingerprint
         self.id_bytes = source.id_bytes
@@ -115,6 +94,12 @@ class SourceSpan:
         """Return tokens counted from the span's start, and never one beyond its end, which may be held out."""
         _check_exists(self, start, count)
         return self.source.read(self.start + start, count)
+
+
+# A sequence of token ids. name: the value of `--data`, for errors. vocab_size: every id that `read` returns is below it.
+# fingerprint: 16 hex digits that change when the content does. id_bytes: (ids,), the bytes of text that each id stands for, None
+# where that is unknown. read(start, count): tokens [start, start + count) as int64, or IndexError if some of them do not exist.
+TokenSource = Synthetic | Array | SourceSpan
 
 
 def _check_exists(source: TokenSource, start: int, count: int) -> None:
@@ -137,7 +122,7 @@ def fingerprint(ids: np.ndarray) -> str:
     return digest.hexdigest()[:16]
 
 
-def open_source(data: str, *, tokenizer: str = "bytes", vocab_size: int, seed: int = 0) -> TokenSource:
+def open_source(data: str, *, tokenizer: str = "bytes", vocab_size: int, seed: int = 0) -> Synthetic | Array:
     """Open and check the source that `--data` names, whose ids fit `vocab_size`.
 
     It writes nothing but a cache of encoded text. Raises DataError (file, expected and actual) or ConfigError (a tokenizer

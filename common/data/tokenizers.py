@@ -4,38 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from gptscale.common.errors import ConfigError, DataError
+from gptscale.common.errors import ConfigError, DataError, first_line
 
 BPE_FILES = ("vocab.json", "merges.txt")
 # GPT-2's largest file has 1 MB.
 FILE_BYTES_MAX = 2**25
 # Ids are kept in 16 bits, in memory and in files.
 IDS_MAX = 2**16
+# For the hub to answer.
+HUB_S_MAX = 3.0
 WHERE, FIX = "in --tokenizer", "give a folder with vocab.json and merges.txt, or use --tokenizer bytes"
-
-
-class Tokenizer(Protocol):
-    """The way from text to ids and back, on which text that looks like a control token stays text.
-
-    vocab_size: ids are below it. end_of_text: the id that ends a document; no text encodes to it.
-    id_bytes: (vocab_size,), the bytes of UTF-8 text that each id stands for, 0 for what is no text.
-    fingerprint: names the vocabulary in a cache of ids; None where encoding is as fast as reading a cache.
-    """
-
-    vocab_size: int
-    end_of_text: int
-    id_bytes: np.ndarray
-    fingerprint: str | None
-
-    def encode(self, text: str) -> np.ndarray:
-        """Return the ids (uint16) of `text`."""
-
-    def decode(self, ids: np.ndarray) -> str:
-        """Return the text of `ids`, without the end of text."""
 
 
 class ByteTokenizer:
@@ -76,7 +58,7 @@ class GPT2Tokenizer:
             raise
         except BaseException as error:
             # The Rust library has no narrower class for a file that it cannot read.
-            raise DataError(f"{folder} holds no byte-pair encoding ({_first_line(error)})", WHERE, FIX) from None
+            raise DataError(f"{folder} holds no byte-pair encoding ({first_line(error)})", WHERE, FIX) from None
         if self.vocab_size > IDS_MAX:
             what = f"tokenizer {folder} has {self.vocab_size} ids, at most {IDS_MAX} fit 16 bits"
             raise ConfigError(what, WHERE, FIX)
@@ -97,12 +79,19 @@ class GPT2Tokenizer:
             return np.asarray(ids, dtype=np.uint16)
         except Exception as error:
             # The folder's other files can make it raise anything.
-            raise DataError(f"the tokenizer cannot encode text ({_first_line(error)})", WHERE, FIX) from None
+            raise DataError(f"the tokenizer cannot encode text ({first_line(error)})", WHERE, FIX) from None
 
     def decode(self, ids: np.ndarray) -> str:
         """Return the text of `ids`, without the end of text."""
         text_ids = [int(i) for i in ids if i != self.end_of_text]
         return str(self._bpe.decode(text_ids, clean_up_tokenization_spaces=False))
+
+
+# The way from text to ids (uint16) and back, on which text that looks like a control token stays text. vocab_size: ids are below
+# it. end_of_text: the id that ends a document; no text encodes to it. id_bytes: (vocab_size,), the bytes of UTF-8 text that each
+# id stands for, 0 for what is no text. fingerprint: names the vocabulary in a cache of ids; None where encoding is as fast as
+# reading a cache.
+Tokenizer = ByteTokenizer | GPT2Tokenizer
 
 
 def get_tokenizer(name: str) -> Tokenizer:
@@ -130,14 +119,32 @@ def _hub_folder(repository: str) -> Path:
         files = [hub.hf_hub_download(repository, name, local_files_only=True) for name in BPE_FILES]
     except OSError:
         # The file is not in the cache.
-        from gptscale.common.data.hub import check_hub
-
         check_hub(f"tokenizer {repository!r}", WHERE, FIX)
         try:
             files = [hub.hf_hub_download(repository, name) for name in BPE_FILES]
         except OSError as error:
-            raise DataError(f"tokenizer {repository!r} cannot be loaded ({_first_line(error)})", WHERE, FIX) from None
+            raise DataError(f"tokenizer {repository!r} cannot be loaded ({first_line(error)})", WHERE, FIX) from None
     return Path(files[0]).parent
+
+
+def check_hub(what: str, where: str, fix: str) -> None:
+    """Raise DataError within seconds if `what` would have to come from a hub that cannot be reached.
+
+    The hub's own client tries for minutes. With HF_HUB_OFFLINE set it reads its cache alone, and nothing has to be reached.
+    """
+    from urllib import error, request
+
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return
+    try:
+        request.urlopen(request.Request(constants.ENDPOINT, method="HEAD"), timeout=HUB_S_MAX).close()
+    except error.HTTPError:
+        # A refusal is an answer.
+        return
+    except OSError as why:
+        raise DataError(f"{what} is not on this machine, and the hub cannot be reached ({why})", where, fix) from None
 
 
 def _tokenizer_class() -> Any:
@@ -147,7 +154,3 @@ def _tokenizer_class() -> Any:
         fix = "pip install 'gptscale[hf]', or use --tokenizer bytes"
         raise ConfigError(f"the GPT-2 tokenizer needs transformers ({error})", WHERE, fix) from None
     return GPT2TokenizerFast
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]

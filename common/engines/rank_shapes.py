@@ -10,14 +10,12 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gptscale.common.engines.pipeline.stages import stage_indices, stage_sizes
+from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.settings.run import Run
 from gptscale.common.settings.shape import CUT_DIMS, Weight
-
-if TYPE_CHECKING:
-    from gptscale.common.recipe_config import RecipeConfig
-    from gptscale.common.settings.run import Run
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,18 +17,14 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from gptscale.common.engine import Batch, Engine, StepResult
-from gptscale.common.measure.live_state import LiveState, live_state
+from gptscale.common.measure.live_state import LiveState, Offload, live_state
 from gptscale.common.model.loss import IGNORE
 from gptscale.common.model.precision import autocast
 from gptscale.common.optim.stepper import Stepper
 from gptscale.common.process.progress import progress
+from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import CUDA_GRAPHS
 from gptscale.common.state import Shard
-
-if TYPE_CHECKING:
-    from gptscale.common.measure.live_state import Offload
-    from gptscale.common.settings.run import Run
-
 
 # Steps in which the state is measured, of which the last counts: buckets find their places after the first.
 MEASURED_STEPS = 2
@@ -60,6 +56,18 @@ class SteppedEngine(Engine):
             return batch
         return batch._replace(inputs=self.cut_tokens(batch.inputs), targets=self.cut_tokens(batch.targets))
 
+    def micro_batches(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+        """Return the inputs and targets of each micro-batch."""
+        size = self.run.batch.micro_batch_size
+        return list(zip(batch.inputs.split(size), batch.targets.split(size), strict=True))
+
+    def count_targets(self, batch: Batch) -> Tensor:
+        """Return how many targets of the global batch count in the loss, ()."""
+        n_targets = (batch.targets != IGNORE).sum()
+        if self.group is not None:
+            dist.all_reduce(n_targets, group=self.group)
+        return n_targets
+
     def gather(self, value: Tensor) -> Callable[[], Tensor]:
         """Begin to gather a scalar of each process. The function returned waits, and sums those of a data rank: (data_size,)."""
         if self.group is None:
@@ -83,7 +91,6 @@ class SteppedEngine(Engine):
         return self.optimizer.step(lr, loss)
 
     def live_state(self) -> LiveState | None:
-        """Return the bytes of state that this process held in the last of the measured steps, None before the first."""
         return self._live_state
 
     def state(self) -> Iterable[Shard]:
@@ -139,7 +146,7 @@ class TorchEngine(SteppedEngine):
         seed_dropout(self.run.config.seed, batch.step, self.dropout_rank)
         self.model.train()
         batch = self.own_tokens(batch)
-        micro_batches = self._micro_batches(batch)
+        micro_batches = self.micro_batches(batch)
         n_targets, wait_for_count = self._all_reduce((batch.targets != IGNORE).sum())
         loss = torch.zeros((), device=batch.inputs.device)
         for i, (inputs, targets) in enumerate(micro_batches, start=1):
@@ -163,11 +170,10 @@ class TorchEngine(SteppedEngine):
 
     @torch.no_grad()
     def eval_loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss over the global batch."""
         self.model.eval()
         batch = self.own_tokens(batch)
         loss = torch.zeros((), device=batch.inputs.device)
-        for inputs, targets in self._micro_batches(batch):
+        for inputs, targets in self.micro_batches(batch):
             self._release_graph_memory()
             with autocast(self.run.config.precision, inputs.device):
                 loss += self.model(inputs, targets)
@@ -182,10 +188,6 @@ class TorchEngine(SteppedEngine):
         """
         if self.run.config.compile_mode in CUDA_GRAPHS:
             torch.compiler.cudagraph_mark_step_begin()
-
-    def _micro_batches(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-        size = self.run.batch.micro_batch_size
-        return list(zip(batch.inputs.split(size), batch.targets.split(size), strict=True))
 
     def _all_reduce(self, value: Tensor) -> tuple[Tensor, Callable[[], object]]:
         """Begin to sum `value` over the group in place, and return it with the function that waits for the sum."""

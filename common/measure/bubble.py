@@ -166,6 +166,11 @@ class StageClock:
         yield
         self._open.append((kind, stage, micro_batch, begin, self._now()))
 
+    def bubble(self, theory: float) -> Bubble:
+        """Return how busy the process was, in steps whose schedule has the bubble fraction `theory`."""
+        self.read()
+        return Bubble(theory, tuple(self.busy_s), tuple(self.span_s), self.spans, self.began_at)
+
     def read(self) -> None:
         """Turn the time marks of the last step into seconds."""
         if not self._open:

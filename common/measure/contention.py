@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 # /proc/stat counts in ticks of 10 ms. In a shorter time a few of them would look like another program.
 SECONDS_MIN = 1.0
-# The columns of a line of /proc/stat, behind the processor's name, that are work. The eighth is steal.
-BUSY, STEAL = (0, 1, 2, 5, 6), 7
 
 
 @dataclass(frozen=True)
@@ -110,17 +108,12 @@ def taken_fraction(of_ranks: Sequence[MachineTime]) -> float | None:
     return max(shares, default=None)
 
 
-def processor_times(proc: Path = Path("/proc")) -> dict[int, tuple[float, float]]:
+def processor_times() -> dict[int, tuple[float, float]]:
     """Return (busy, stolen) seconds since boot of each processor that this process may use, none where Linux does not tell."""
-    times: dict[int, tuple[float, float]] = {}
-    with suppress(OSError, ValueError, IndexError):
-        ticks_per_s, usable = os.sysconf("SC_CLK_TCK"), os.sched_getaffinity(0)
-        for line in (proc / "stat").read_text().splitlines():
-            name, *cells = line.split()
-            if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in usable:
-                ticks = [int(cell) for cell in cells]
-                times[int(name[3:])] = sum(ticks[i] for i in BUSY) / ticks_per_s, ticks[STEAL] / ticks_per_s
-    return times
+    with suppress(OSError, AttributeError):
+        usable, of_all = os.sched_getaffinity(0), enumerate(psutil.cpu_times(percpu=True))
+        return {cpu: (t.user + t.nice + t.system + t.irq + t.softirq, t.steal) for cpu, t in of_all if cpu in usable}
+    return {}
 
 
 def own_time_s() -> float:

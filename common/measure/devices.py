@@ -10,18 +10,15 @@ import torch
 
 from gptscale.common.measure.gpus import GPUS
 
+CPUINFO = Path("/proc/cpuinfo")
+
 
 def device_name(device: torch.device) -> str:
     """Return the name of a GPU as its driver gives it, or `cpu: ` and the model of the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
-        with open("/proc/cpuinfo") as file:
-            model = next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        # There is no such file outside Linux, and no such line on Arm.
-        return "cpu"
-    return f"cpu: {model}"
+    # Arm has no such line.
+    return f"cpu: {model}" if (model := _cpu_fact("model name")) else "cpu"
 
 
 def peak_tflops(name: str, precision: str) -> float | None:
@@ -36,12 +33,14 @@ def peak_tflops(name: str, precision: str) -> float | None:
 CPU_INSTRUCTIONS = {"bf16": {"avx512bw", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"}}
 
 
-def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
-    """Return the processor's instruction sets as the kernel names them, or none on other systems than Linux."""
-    if not cpuinfo.is_file():
-        return set()
-    lines = (line.split(":", 1) for line in cpuinfo.read_text().splitlines() if ":" in line)
-    return next((set(words.split()) for key, words in lines if key.strip() in ("flags", "Features")), set())
+def cpu_flags(cpuinfo: Path = CPUINFO) -> set[str]:
+    """Return the processor's instruction sets as the kernel names them."""
+    return set(_cpu_fact("flags", "Features", cpuinfo=cpuinfo).split())
+
+
+def _cpu_fact(*names: str, cpuinfo: Path = CPUINFO) -> str:
+    facts = (line.split(":", 1) for line in cpuinfo.read_text().splitlines() if ":" in line)
+    return next((words.strip() for name, words in facts if name.strip() in names), "")
 
 
 def is_emulated(precision: str) -> bool:

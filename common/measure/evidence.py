@@ -137,9 +137,8 @@ def _fixed_shares(step: Callable[[int], object], short_step: Callable[[int], obj
 
 def _seconds(marks: Sequence[StepMark]) -> dict[str, float]:
     """Return the seconds with a processor in forward and backward, and those of waits."""
-    seconds = {
-        part: sum(m.processor_s for m in marks if m.part == part and not m.waits) for part in ("forward", "backward")
-    }
+    own = [m for m in marks if not m.waits]
+    seconds = {part: sum(m.processor_s for m in own if m.part == part) for part in ("forward", "backward")}
     return seconds | {TRANSFER: sum(m.end - m.begin for m in marks if m.waits)}
 
 

@@ -86,9 +86,8 @@ class ExchangeLog:
 
     def _collective(self, kind: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         # torch 2.5 knows the ranks of the default group by its name only.
-        group = options.get("group") or next(
-            (a for a in arguments if isinstance(a, dist.ProcessGroup)), dist.group.WORLD
-        )
+        groups = (a for a in arguments if isinstance(a, dist.ProcessGroup))
+        group = options.get("group") or next(groups, dist.group.WORLD)
         with self._beginning(kind, group, (*arguments, *options.values())) as place:
             work = call(*arguments, **options)
         if work is not None:

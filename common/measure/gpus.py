@@ -75,10 +75,8 @@ def _read(row: Mapping[str, str]) -> Gpu:
             bus=int(row["bus_bits"]),
             code=int(row["code"] or 0),
         )
-    memory, bus = float(row["memory_b_s"] or 0), float(row["bus_b_s"] or 0)
-    return Gpu(
-        row["words"], rates, row["source"], row["name"], memory, bus, (row["inside"], row["outside"]), properties
-    )
+    memory, bus, links = float(row["memory_b_s"] or 0), float(row["bus_b_s"] or 0), (row["inside"], row["outside"])
+    return Gpu(row["words"], rates, row["source"], row["name"], memory, bus, links, properties)
 
 
 # The first row whose words are in a device's name is the device's.

@@ -6,7 +6,6 @@ sends or pads beside it, activations and buffers, is not state.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -81,15 +80,8 @@ def held_by_torch(
         yield from (StateTensor("optimizer", tensor, on_host) for tensor in tensors_in(state))
 
 
-def attributes_named(holder: object, pattern: re.Pattern[str]) -> Iterator[Tensor]:
-    """Yield the tensors in all attributes of an object whose names match, for what a library gives no other access to."""
-    for name, value in list(vars(holder).items()):
-        if pattern.search(name.lower()):
-            yield from tensors_in(value)
-
-
-def tensors_in(value: Any, libraries: tuple[str, ...] = (), depth: int = DEPTH) -> Iterator[Tensor]:
-    """Yield the tensors in lists and dictionaries, and in objects of the `libraries`, at most `depth` deep."""
+def tensors_in(value: Any, depth: int = DEPTH) -> Iterator[Tensor]:
+    """Yield the tensors in lists and dictionaries, at most `depth` deep."""
     if isinstance(value, Tensor):
         yield value
         return
@@ -98,10 +90,8 @@ def tensors_in(value: Any, libraries: tuple[str, ...] = (), depth: int = DEPTH) 
         inner = value.values()
     elif isinstance(value, (list, tuple, set)):
         inner = value
-    elif libraries and str(type(value).__module__).startswith(libraries):
-        inner = vars(value).values() if hasattr(value, "__dict__") else ()
     for part in inner if depth else ():
-        yield from tensors_in(part, libraries, depth - 1)
+        yield from tensors_in(part, depth - 1)
 
 
 @dataclass(frozen=True)

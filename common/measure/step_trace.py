@@ -117,16 +117,12 @@ def _operations(profiler: Any, offset_s: float) -> list[TracedOperation]:
     on_device = [str(e.device_type()).endswith("CUDA") for e in events]
     threads = [e.start_thread_id() for e, device in zip(events, on_device, strict=True) if not device]
     main = max(set(threads), key=threads.count, default=0)
-    return sorted(
-        (
-            TracedOperation(
-                e.name(), device, e.start_ns() / 1e9 - offset_s, (e.start_ns() + e.duration_ns()) / 1e9 - offset_s
-            )
-            for e, device in zip(events, on_device, strict=True)
-            if device or e.start_thread_id() == main
-        ),
-        key=lambda operation: (operation.begin, -operation.end),
-    )
+    operations = []
+    for e, device in zip(events, on_device, strict=True):
+        if device or e.start_thread_id() == main:
+            begin, end = (ns / 1e9 - offset_s for ns in (e.start_ns(), e.start_ns() + e.duration_ns()))
+            operations.append(TracedOperation(e.name(), device, begin, end))
+    return sorted(operations, key=lambda operation: (operation.begin, -operation.end))
 
 
 def kind_of(name: str, part: str) -> str | None:
@@ -210,17 +206,15 @@ def device_segments(host: list[StepMark], operations: list[TracedOperation]) -> 
     for operation in operations:
         if operation.on_device:
             lower = operation.name.lower()
-            what = (
-                "wait" if "nccl" in lower else "bus" if "memcpy htod" in lower or "memcpy dtoh" in lower else "forward"
-            )
+            on_bus = "memcpy htod" in lower or "memcpy dtoh" in lower
+            what = "wait" if "nccl" in lower else "bus" if on_bus else "forward"
         elif operation.name in ("cudaMalloc", "cudaFree"):
             what = "allocator"
         else:
             continue
         edges += [(operation.begin, what, 1), (operation.end, what, -1)]
-    edges += [
-        (t, s.part, change) for s in host if s.part in ("data", "disk") for t, change in ((s.begin, 1), (s.end, -1))
-    ]
+    held_up = [s for s in host if s.part in ("data", "disk")]
+    edges += [(t, s.part, change) for s in held_up for t, change in ((s.begin, 1), (s.end, -1))]
     began, ended = host[0].begin, max([host[-1].end, *(t for t, _, _ in edges)])
     running = dict.fromkeys(("forward", "wait", "bus", "data", "disk", "allocator"), 0)
     segments: list[StepMark] = []

@@ -23,7 +23,6 @@ class Walk:
         self.outputs: dict[str, Any] = {}
 
     def enter(self, module: nn.Module, args: Any, options: Any) -> None:
-        """Check what a block is given."""
         place, given = len(self.seen) // 2, args[0] if args else None
         if not isinstance(given, Tensor) or place >= len(self.blocks) or module is not self.blocks[place]:
             raise NoChainError("its blocks are not called once, one after another, with a tensor")
@@ -34,7 +33,6 @@ class Walk:
         self.seen.append(given)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Check what a block gives."""
         if not isinstance(output, Tensor) or output.shape != self.seen[0].shape:
             raise NoChainError("a block gives another shape than it takes")
         self.seen.append(output)

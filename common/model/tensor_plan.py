@@ -88,9 +88,8 @@ def _proved(config: OwnConfig, size: int, file: Path | None) -> dict[str, str]:
         # An end that cannot be cut stays whole.
         exact = {n: how for n, how in exact.items() if how not in OF_ENDS or not why_no_cut(model, n, how, size)}
     elif lost := [key for key in plan if not any(fnmatch(name, key) for name in names)]:
-        raise ConfigError(
-            f"{file} names {lost[0]}, which is no module of {config.source}", where, "name modules that it has"
-        )
+        what = f"{file} names {lost[0]}, which is no module of {config.source}"
+        raise ConfigError(what, where, "name modules that it has")
     if why := why_wrong(model, exact, size):
         why, fix = reason_and_fix(model, size, why)
         raise ConfigError(f"{config.source} cannot be cut so over {size} ranks: {why}"[:300], where, fix)

@@ -62,15 +62,10 @@ class FusedOptimizer(Stepper):
 
     @property
     def scale(self) -> Tensor:
-        """The factor of the loss before backward, ()."""
         return self.loss_scale.value
 
     def step(self, lr: float, loss: Tensor) -> Tensor:
-        """Apply the gradients at rate `lr`, clear them, and return their global norm before clipping, ().
-
-        The gradients come from a loss that was multiplied by `scale`. The norm is that of the gradients divided by it. loss: the
-        global loss. If it or the norm is not finite, no weight changes.
-        """
+        """Step by the gradients of a loss that was multiplied by `scale`, and return the norm of these divided by it, ()."""
         scale = self.loss_scale.value
         sum_partial_gradients(self.parameters.values())
         norm = self._grad_norm() / scale
@@ -100,9 +95,8 @@ class FusedOptimizer(Stepper):
         by_replicas: dict[int, list[Tensor]] = {}
         for name, p in self.parameters.items():
             if p.grad is None:
-                raise ConfigError(
-                    f"{name} got no gradient", "in this step", "use a model in which every weight gets one"
-                )
+                fix = "use a model in which every weight gets one"
+                raise ConfigError(f"{name} got no gradient", "in this step", fix)
             # A weight that tensor ranks do not cut is on each of them.
             is_cut = is_dtensor(p) and "tp" in (p.device_mesh.mesh_dim_names or ())
             holders = replicas(p) * self.copies.get(name, 1) * (1 if is_cut else self.tp_size)
@@ -141,7 +135,6 @@ class FusedOptimizer(Stepper):
         }
 
     def load_counters(self, counters: dict[str, float]) -> None:
-        """Restore `counters()`."""
         for state in self.torch.state.values():
             state["step"].fill_(counters["optimizer_steps"])
         if self.loss_scale.dynamic:
@@ -154,7 +147,6 @@ class FusedOptimizer(Stepper):
         return sum(local(t).nbytes for t in (*self.parameters.values(), *tensors))
 
     def state_tensors(self) -> Iterator[StateTensor]:
-        """Yield the tensors of the state."""
         return held_by_torch(self.parameters.values(), self.torch, on_host=self.offloaded)
 
     def offload(self) -> Offload | None:

@@ -83,7 +83,6 @@ class LibraryOptimizer(Stepper):
                 yield from self.boxes(f"{self.name}.{key}/{name}", self.inner.state[p][key])
 
     def state_tensors(self) -> Iterator[StateTensor]:
-        """Yield the tensors of the state."""
         return held_by_torch(self.parameters.values(), self.inner)
 
     def counters(self) -> dict[str, float]:

@@ -33,7 +33,6 @@ class PlainSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """Update every parameter from its gradient."""
         for group in self.param_groups:
             for p in group["params"]:
                 weight = local(p)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from gptscale.common.measure.live_state import Offload, StateTensor
-    from gptscale.common.state import Shard
+from gptscale.common.measure.live_state import Offload, StateTensor
+from gptscale.common.state import Shard
 
 
 class Stepper(ABC):

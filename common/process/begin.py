@@ -9,7 +9,6 @@ import ctypes
 import faulthandler
 import io
 import os
-import platform
 import signal
 import sys
 from contextlib import suppress
@@ -139,10 +138,8 @@ def keep_freed_memory() -> None:
     """Make glibc's malloc keep large blocks that torch frees, for the next step to use.
 
     By default malloc maps each tensor of more than 32 MiB anew, and the kernel zeroes every page of it on first touch. On a CPU
-    that was a tenth of a training step (docs/measurements/LOG.md). In exchange the resident set stays at its peak. Without
-    glibc nothing changes.
+    that was a tenth of a training step (docs/measurements/LOG.md). In exchange the resident set stays at its peak.
     """
-    if platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_MAX, 0)
-        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    libc = ctypes.CDLL(None)
+    libc.mallopt(M_MMAP_MAX, 0)
+    libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)

@@ -22,6 +22,7 @@ from gptscale.common.errors import (
     PeerError,
     StorageError,
     cannot_start,
+    first_line,
 )
 from gptscale.common.process.roll_call import RefusedError
 
@@ -109,22 +110,16 @@ def as_known(error: BaseException) -> GptscaleError | None:
         what = f"the program ended itself by sys.exit({error.code!r})"
         return GptscaleError(what, f"in {called.filename}:{called.lineno}", "raise an error there, or let the run end")
     if isinstance(error, torch.distributed.DistError) or any(sign in text for sign in MISSED_PEER_SIGNS):
-        first = text.splitlines()[0] if text else type(error).__name__
-        return PeerError(
-            f"another rank died or fell silent ({first[:160]})", "in a collective", "see its own message above"
-        )
+        what = f"another rank died or fell silent ({first_line(error)})"
+        return PeerError(what, "in a collective", "see its own message above")
     if is_dead_data_worker(error):
         fix = "use fewer --num-workers, or 0, if memory ran out, or see what else ended it"
-        first = text.splitlines()[0] if text else type(error).__name__
-        return DataError(f"a data worker died ({first[:160]})", "in --loader dataloader", fix)
+        return DataError(f"a data worker died ({first_line(error)})", "in --loader dataloader", fix)
     if "can't start new thread" in text or os.strerror(errno.EAGAIN) in text:
         return cannot_start(text)
     if is_out_of_memory(error):
-        return GptscaleError(
-            f"out of memory ({text.splitlines()[0][:160]})",
-            "on this device",
-            "lower --micro-batch-size, add --activation-checkpointing full, or use fsdp",
-        )
+        fix = "lower --micro-batch-size, add --activation-checkpointing full, or use fsdp"
+        return GptscaleError(f"out of memory ({first_line(error)})", "on this device", fix)
     if isinstance(error, OSError) and not isinstance(error, ConnectionError):
         return StorageError(str(error), "in the results folder", "free space or point --out elsewhere")
     return None

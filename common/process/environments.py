@@ -65,9 +65,8 @@ def require(distribution: str, environment: str) -> None:
     """ConfigError, with the command that mends it, unless `distribution` is in `environment` in a version that fits."""
     version = installed(distribution, environment)
     if version is None or not is_among(version, tried(distribution)):
-        lack = (
-            f"has {distribution} {version}, not {tried(distribution).removeprefix('==')}" if version else "is missing"
-        )
+        wanted = tried(distribution).removeprefix("==")
+        lack = f"has {distribution} {version}, not {wanted}" if version else "is missing"
         where = f"at {folder(environment)}"
         raise ConfigError(f"the environment of {distribution} {lack}", where, remedy(environment))
 

@@ -17,7 +17,7 @@ from datetime import timedelta
 import psutil
 import torch.distributed as dist
 
-from gptscale.common.errors import ConfigError
+from gptscale.common.errors import ConfigError, first_line
 from gptscale.common.process.shared_memory import RENDEZVOUS
 
 # For rank 0 to open the port, while others wait. With the start of Python a wrong address is told within 30 seconds.
@@ -61,8 +61,7 @@ def open_store(rank: int, timeout_s: float) -> dist.Store:
         # torch's own rendezvous has rank 0 wait here until all ranks are connected, and a refused one never is.
         return dist.TCPStore(address, port, is_master=serves, wait_for_workers=False, timeout=timeout)
     except RuntimeError as error:
-        reason = str(error).splitlines()[0][:160]
-        what = f"{address}:{port} does not serve as a rendezvous ({reason})"
+        what = f"{address}:{port} does not serve as a rendezvous ({first_line(error)})"
         fix = "see that rank 0 runs there, and that no other program has the port"
         raise RendezvousError(what, IN_PORT, fix) from None
 
@@ -76,12 +75,10 @@ def warn_of_open_port() -> None:
     """Warn that others can write to the port of the rendezvous, if it has one. Rank 0 says it for all."""
     if RENDEZVOUS not in os.environ:
         by = "rank 0" if rank_0_serves() else "torchrun"
-        print(
-            f"gptscale: warning: {by} lets every machine that reaches this one write to port {os.environ['MASTER_PORT']}, on all "
-            "interfaces and without a password, in the rendezvous, use a firewall, or `gptscale run` on a single machine",
-            file=sys.stderr,
-            flush=True,
-        )
+        what = f"{by} lets every machine that reaches this one write to port {os.environ['MASTER_PORT']}, on all interfaces"
+        fix = "use a firewall, or `gptscale run` on a single machine"
+        said = f"gptscale: warning: {what} and without a password, in the rendezvous, {fix}"
+        print(said, file=sys.stderr, flush=True)
 
 
 def prefix_of_start() -> str:

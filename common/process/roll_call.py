@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from gptscale.common.errors import ConfigError, GptscaleError, PeerError
+from gptscale.common.errors import ConfigError, GptscaleError, PeerError, first_line
 from gptscale.common.process.rendezvous import REACH_S, RendezvousError, open_store, prefix_of_start, whole_number
 
 # After a mistake of all ranks rank 0 says it for all. This is how long a refused rank waits to see whether rank 0 comes.
@@ -105,8 +105,7 @@ class RollCall:
             outcome = self._outcome(timeout_s + LONGER_S)
         except RuntimeError as error:
             # torch raises it for every error of a store.
-            reason = str(error).splitlines()[0][:160]
-            what = f"rank 0 ended or fell silent before the start ({reason})"
+            what = f"rank 0 ended or fell silent before the start ({first_line(error)})"
             raise PeerError(what, WHERE, "see its own message") from None
         if isinstance(outcome, Refusal):
             # A rank that never came does not read.

@@ -34,9 +34,7 @@ READ_WHEN_LOADED = tuple(
 )
 # Variables with such a name that do not matter: they are read later, or the child tells torch, or libraries set them.
 READ_LATER = ("OMP_NUM_THREADS", "TORCHELASTIC_", "PYTHONSAFEPATH")
-SET_WHEN_LOADED = tuple(
-    "TORCHINDUCTOR_CACHE_DIR PYTORCH_NVML_BASED_CUDA_CHECK KMP_INIT_AT_FORK KMP_DUPLICATE_LIB_OK".split()
-)
+SET_WHEN_LOADED = "TORCHINDUCTOR_CACHE_DIR PYTORCH_NVML_BASED_CUDA_CHECK KMP_INIT_AT_FORK KMP_DUPLICATE_LIB_OK".split()
 # Imports of nearly every program of ours. torch.optim imports Dynamo at its first step.
 COMMON_IMPORTS = ("torch", "torch.distributed", "torch._dynamo")
 

@@ -49,8 +49,7 @@ class World:
         timeout_s: None is the default of the device. Raises ConfigError if the device or a variable is missing.
         """
         refuse_mock("train")
-        wants_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-        if wants_cuda and not torch.cuda.is_available():
+        if device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("no CUDA device is visible", "in --device cuda", "use --device cpu")
         launched = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ]
         if launched and len(launched) < 3:
@@ -60,10 +59,11 @@ class World:
         world_size = whole_number("WORLD_SIZE", 1, 1, RANKS_MAX)
         rank, local_rank = (whole_number(name, 0, 0, world_size - 1) for name in ("RANK", "LOCAL_RANK"))
         whole_number("LOCAL_WORLD_SIZE", 1, 1, world_size)
-        if wants_cuda and local_rank >= torch.cuda.device_count():
+        on_cuda = runs_on_cuda(device)
+        if on_cuda and local_rank >= torch.cuda.device_count():
             what = f"local rank {local_rank} has no GPU of its own ({torch.cuda.device_count()} visible)"
             raise ConfigError(what, "in the launch", f"start at most {torch.cuda.device_count()} processes per node")
-        its_device = torch.device("cuda", local_rank) if wants_cuda else torch.device("cpu")
+        its_device = torch.device("cuda", local_rank) if on_cuda else torch.device("cpu")
         return cls(rank, local_rank, world_size, its_device, timeout_s or DEFAULT_TIMEOUT_S[its_device.type])
 
     @property

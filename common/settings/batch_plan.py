@@ -23,7 +23,6 @@ class BatchPlan:
         return self.micro_batch_size * self.grad_accum_steps
 
     def describe(self) -> str:
-        """Return the arithmetic in words."""
         return (
             f"global batch {self.global_batch_size} = micro-batch {self.micro_batch_size} "
             f"x accumulation {self.grad_accum_steps} x data ranks {self.dp_size}"
@@ -50,12 +49,10 @@ def plan_batch(
     unit = (micro_batch_size or 1) * (grad_accum_steps or 1) * dp_size
     unit_is_all = micro_batch_size is not None and grad_accum_steps is not None
     if global_batch_size % unit or (unit_is_all and global_batch_size != unit):
-        raise ConfigError(
-            f"global batch {global_batch_size} is not {'' if unit_is_all else 'a multiple of '}{unit} "
-            f"(micro-batch {micro_batch_size or 'free'} x accumulation {grad_accum_steps or 'free'} x data ranks {dp_size})",
-            "in --global-batch-size",
-            f"use {unit}" if unit_is_all else f"use {nearest_multiples(global_batch_size, unit)}",
-        )
+        product = f"micro-batch {micro_batch_size or 'free'} x accumulation {grad_accum_steps or 'free'} x data ranks {dp_size}"
+        what = f"global batch {global_batch_size} is not {'' if unit_is_all else 'a multiple of '}{unit} ({product})"
+        fits = unit if unit_is_all else nearest_multiples(global_batch_size, unit)
+        raise ConfigError(what, "in --global-batch-size", f"use {fits}")
     units = global_batch_size // unit
     micro = micro_batch_size or (units if grad_accum_steps is not None else global_batch_size // dp_size)
     accumulation = grad_accum_steps or global_batch_size // (micro * dp_size)

@@ -119,12 +119,6 @@ def refuse_changed(options: Any, names: Iterable[str], why: str, fix: str = "lea
             raise ConfigError(why, f"in {option_of(name)}", fix)
 
 
-def words_to_compare(*options: Any) -> dict[str, Any]:
-    """Return the values of dataclasses of options by what the user types for them, without those of OF_THE_MACHINE."""
-    fields = {name: value for part in options for name, value in dataclasses.asdict(part).items()}
-    return {option_of(name): value for name, value in fields.items() if name not in OF_THE_MACHINE}
-
-
 def values_of(options: Any) -> Iterator[tuple[str, Any]]:
     """Yield the name and the value of each option of a dataclass and of the dataclasses inside it."""
     for name, value in vars(options).items():
@@ -163,9 +157,8 @@ def refuse_ignored(options: Any, argv: Sequence[str]) -> None:
 
     An option is refused with its default value too, because who types it expects an effect.
     """
-    named_options = {
-        word.partition("=")[0].removeprefix("--").replace("-", "_") for word in argv if word.startswith("--")
-    }
+    named = (word.partition("=")[0].removeprefix("--") for word in argv if word.startswith("--"))
+    named_options = {word.replace("-", "_") for word in named}
     for part, need in _unmet(options):
         for field in need.fields.split(","):
             if field in named_options:

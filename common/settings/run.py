@@ -84,7 +84,6 @@ class Run:
         return row.state_bytes[form] * (n - matrices) + of_matrix * matrices
 
     def lr_at(self, step: int) -> float:
-        """Return the learning rate of 0-based `step`."""
         c = self.config
         return learning_rate(
             step,

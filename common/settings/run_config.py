@@ -198,31 +198,20 @@ class RunConfig:
 
     NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
         OptionNeed("tokenizer", lambda c: _is_text(c.data), "{data} is tokens already", "use --data stdlib"),
-        OptionNeed(
-            "min_lr_ratio", lambda c: c.lr_schedule != "constant", "a constant rate is flat", "use --lr-schedule cosine"
-        ),
-        OptionNeed(
-            "decay_from", lambda c: c.lr_schedule == "wsd", "{lr_schedule} has no such step", "use --lr-schedule wsd"
-        ),
+        OptionNeed("min_lr_ratio", lambda c: c.lr_schedule != "constant", "a constant rate is flat", "use --lr-schedule cosine"),
+        OptionNeed("decay_from", lambda c: c.lr_schedule == "wsd", "{lr_schedule} has no such step", "use --lr-schedule wsd"),
         *map(_optimizer_need, sorted({name for row in OPTIMIZERS.values() for name in row.options.split(",") if name})),
         OptionNeed("eval_batches", lambda c: c.eval_every, "the run does not evaluate", "add --eval-every 10"),
         OptionNeed("sample", lambda c: c.save_last, "the weights are those of the last checkpoint", "add --save-last"),
         OptionNeed("sample", lambda c: _is_text(c.data), "{data} is tokens without text", "use --data stdlib"),
-        OptionNeed(
-            "keep_checkpoints", lambda c: c.save_every or c.save_last, "the run saves no checkpoint", "add --save-last"
-        ),
-        OptionNeed(
-            "profile",
-            lambda c: c.verdict and c.steps >= VERDICT_STEPS_MIN,
+        OptionNeed("keep_checkpoints", lambda c: c.save_every or c.save_last, "the run saves no checkpoint", "add --save-last"),
+        OptionNeed("profile", lambda c: c.verdict and c.steps >= VERDICT_STEPS_MIN,
             f"only a run of {VERDICT_STEPS_MIN} steps with a verdict is traced",
-            f"use --steps {VERDICT_STEPS_MIN} or more, without --no-verdict",
-        ),
+            f"use --steps {VERDICT_STEPS_MIN} or more, without --no-verdict"),
         OptionNeed("plan_row", lambda c: c.plan, "there is no plan whose row it could be", "add --plan FILE"),
         OptionNeed("save_async", lambda c: c.save_every, "the last save has no steps behind it", "add --save-every N"),
-        OptionNeed(
-            "trust_checkpoint,allow_data_change", lambda c: c.resume, "the run resumes nothing", "add --resume PATH"
-        ),
-    )
+        OptionNeed("trust_checkpoint,allow_data_change", lambda c: c.resume, "the run resumes nothing", "add --resume PATH"),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_ranges(self, RANGES)

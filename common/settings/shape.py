@@ -74,7 +74,6 @@ class ModelConfig:
     hf_blocks: ClassVar[str]
 
     def weights(self) -> Weights:
-        """Return the weights."""
         raise NotImplementedError
 
     def __post_init__(self) -> None:

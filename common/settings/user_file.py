@@ -29,9 +29,8 @@ def read_bytes(path: Path, most: int, refuse: Refuse) -> bytes:
         # Without waiting: a pipe has no writer yet, and may never have one. What was opened is looked at, not what has the name.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise refuse("it is a folder" if stat.S_ISDIR(status.st_mode) else "it is no file")
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise refuse("it is no file")
             content = file.read(most + 1)
     except IsADirectoryError:
         raise refuse("it is a folder") from None

@@ -117,12 +117,8 @@ def problems(nodes: Sequence[dict[str, Any]]) -> list[str]:
             values = "; ".join(f"{value} on {', '.join(those)}" for value, those in hosts.items())
             lines.append(f"{name} differs: {values}")
     lines += [f"{node['host']} {node['folder']}" for node in nodes if node["folder"]]
-    for node in nodes:
-        if abs(node["clock_ahead_s"]) > CLOCKS_APART_S:
-            lines.append(
-                f"the clock of {node['host']} is {node['clock_ahead_s']:+.1f} s from that of {nodes[0]['host']}"
-            )
-    return lines
+    clocks = {node["host"]: node["clock_ahead_s"] for node in nodes if abs(node["clock_ahead_s"]) > CLOCKS_APART_S}
+    return lines + [f"the clock of {host} is {s:+.1f} s from that of {nodes[0]['host']}" for host, s in clocks.items()]
 
 
 def slow_ones(nodes: Sequence[dict[str, Any]]) -> list[str]:
@@ -155,12 +151,8 @@ def show(nodes: Sequence[dict[str, Any]], all_reduce_gib_per_s: float) -> None:
     terminal = console(log_columns=160)
     terminal.print(table(("node", "device", "versions", "interface", "clock", "TFLOP/s", "GiB/s to the first"), rows))
     slowest = min(nodes, key=lambda node: node["product_tflops"])
-    terminal.print(
-        f"all-reduce of {ALL_REDUCE_BYTES // 2**20} MiB over {len(nodes)} nodes: {all_reduce_gib_per_s:.2f} GiB/s per node; "
-        f"slowest in products: {slowest['host']}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    rate = f"all-reduce of {ALL_REDUCE_BYTES // 2**20} MiB over {len(nodes)} nodes: {all_reduce_gib_per_s:.2f} GiB/s per node"
+    terminal.print(f"{rate}; slowest in products: {slowest['host']}", highlight=False, soft_wrap=True)
 
 
 def compare_nodes(out: Path) -> int:

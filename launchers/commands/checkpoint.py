@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import tyro
 
 from gptscale.common.checkpoint.folders import step_folders
-from gptscale.common.errors import ConfigError
+from gptscale.common.errors import ConfigError, StorageError
 from gptscale.common.settings.checks import OptionNeed
 from gptscale.common.settings.command_line import parse
 
@@ -75,6 +75,9 @@ def main(argv: Sequence[str]) -> int:
                 raise ConfigError("the metadata of a DCP folder is a pickle", f"in {options.source}", fix)
             said = exchange.from_dcp(options.source, options.config, part).name
         part.rename(options.out)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise StorageError(why, f"while writing {options.out}", "free space, or name another folder") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
     print(f"{options.out}: {said}" + f"; go on with --resume {options.out}/{said}" * (options.action == "import"))

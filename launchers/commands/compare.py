@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -56,7 +57,6 @@ class CompareOptions:
             raise ConfigError("there is no picture to show it", "in --panel", "give --png, --svg or --pdf FILE too")
 
     def files(self) -> dict[str, Path]:
-        """Return the files to write by their kinds."""
         named = {kind: getattr(self, kind) for kind in KINDS}
         return {kind: file for kind, file in named.items() if file is not None}
 
@@ -66,21 +66,36 @@ def main(argv: Sequence[str]) -> int:
     options = parse(CompareOptions, argv, prog="gptscale compare", about="Rank runs of the same work.")
     if not options.paths:
         raise ConfigError("no PATH is given", "in compare", "give a results folder, such as `gptscale compare results`")
-    # Rows with an accuracy, or a folder that has lenet.csv and no summary.csv.
-    of_vision = [
-        b",test_accuracy," in p.read_bytes()[:4096]
-        if p.is_file()
-        else (p / "lenet.csv").is_file() and not (p / "summary.csv").exists()
-        for p in options.paths
-    ]
+    with _reading():
+        of_vision = [_is_of_vision(path) for path in options.paths]
     if any(of_vision):
         return _compare_vision(options, all(of_vision))
     from gptscale.results.comparison.groups import compare
     from gptscale.results.comparison.read import load
     from gptscale.results.comparison.write import write
 
-    write(compare(load(options.paths)), options.files(), options.panel)
+    with _reading():
+        rows = load(options.paths)
+    write(compare(rows), options.files(), options.panel)
     return 0
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Tell in one line what the system does not let read."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.filename or 'a file'} cannot be read ({error.strerror})"
+        raise ConfigError(what, "in compare", "give a results folder or a summary.csv") from None
+
+
+def _is_of_vision(path: Path) -> bool:
+    """Return whether a file has rows with an accuracy, or a folder has lenet.csv and no summary.csv."""
+    if not path.is_file():
+        return (path / "lenet.csv").is_file() and not (path / "summary.csv").exists()
+    with path.open("rb") as file:
+        return b",test_accuracy," in file.read(4096)
 
 
 def _compare_vision(options: CompareOptions, has_nothing_else: bool) -> int:
@@ -91,5 +106,7 @@ def _compare_vision(options: CompareOptions, has_nothing_else: bool) -> int:
     if options.panel:
         raise ConfigError("vision runs have one picture of all", "in --panel", "leave it out")
     lab = import_module(LAB)
-    lab.write(lab.compare(lab.load(options.paths)), csv=options.csv, md=options.md, png=options.png)
+    with _reading():
+        runs = lab.load(options.paths)
+    lab.write(lab.compare(runs), csv=options.csv, md=options.md, png=options.png)
     return 0

@@ -198,11 +198,9 @@ def warnings(report: dict[str, Any]) -> list[str]:
         lines.append("no C++ compiler: --compile will fail on the CPU; apt-get install g++")
     shared = report["shared_memory_gib"]
     if shared is not None and shared < SHARED_MEMORY_GIB_MIN:
-        lines.append(
-            f"/dev/shm has {shared:.2f} GiB free: NCCL and data workers may fail; start the container with --shm-size=8g"
-        )
+        fix = "start the container with --shm-size=8g"
+        lines.append(f"/dev/shm has {shared:.2f} GiB free: NCCL and data workers may fail; {fix}")
     if report["free_disk_gib"] < 10:
-        lines.append(
-            f"{report['free_disk_gib']:.1f} GiB of disk free: a checkpoint of 1.6b takes 17.4 GiB, and two are kept"
-        )
+        why = "a checkpoint of 1.6b takes 17.4 GiB, and two are kept"
+        lines.append(f"{report['free_disk_gib']:.1f} GiB of disk free: {why}")
     return lines

@@ -110,6 +110,8 @@ def main(argv: Sequence[str]) -> int:
     begin_warm_parent("cpu", imports=RunConfig(data=options.data).data_imports)
     asked = RunConfig(model=options.model, precision=options.precision, device="cpu")
     names = [n for n in recipes_named(options.recipes, asked) if n != "single"]
+    if not names:
+        raise ConfigError("the others are compared with single", "in --recipes", "name another recipe")
     with tempfile.TemporaryDirectory(prefix="gptscale-parity-") as temporary:
         out = options.out or Path(temporary)
         # All cases are made first, so that every run is checked before one starts.
@@ -131,7 +133,7 @@ def make_case(
     """Plan one process and each recipe, in every way that it splits the work, and check all without starting any."""
     base = RunConfig(
         **{name: getattr(options, name) for name in ("model", "seq_len", "data", "steps", "precision")},
-        n_layer=options.n_layer or enough_layers(names, options),
+        n_layer=enough_layers(names, options) if options.n_layer is None else options.n_layer,
         global_batch_size=4 * options.nproc,
         optimizer=optimizer,  # type: ignore[arg-type]
         lr=0.1 if optimizer == "sgd" else None,
@@ -222,7 +224,7 @@ def weight_deviation(reference: Path, run: Path) -> float:
     """Return the largest difference of any final weight, relative to the largest weight of its tensor."""
     saved, expected = (Reader(step_folders(p / "checkpoints")[0]) for p in (run, reference))
     found = []
-    for name in expected.names():
+    for name in expected.shapes:
         if name.startswith("model/"):
             weight, reference_weight = saved.read(name), expected.read(name)
             found.append((float((weight - reference_weight).abs().max()), float(reference_weight.abs().max())))

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         return start(recipe, config, recipe_config, nproc)
     for line in plan_run(recipe, config, recipe_config, nproc).describe():
         print(line)
-    print("command  " + " ".join(command_line(recipe, config, recipe_config, nproc)))
+    print("command  " + shlex.join(command_line(recipe, config, recipe_config, nproc)))
     return 0
 
 

@@ -56,22 +56,8 @@ class TokenizeOptions:
             raise ConfigError(f"{self.out} is named twice", "in --eval-out", "choose another file")
 
 
-@dataclass(frozen=True)
-class Tokenized:
-    """A file that was written, its number of tokens, and the vocabulary size that a model needs for it."""
-
-    path: Path
-    n_tokens: int
-    vocab_size: int
-
-    def __str__(self) -> str:
-        size_mib = self.path.stat().st_size / 2**20
-        use = f"train with --data {self.path} --vocab-size {self.vocab_size} or more"
-        return f"{self.path}: {self.n_tokens:,} tokens, {size_mib:,.1f} MiB; {use}"
-
-
-def tokenize_files(options: TokenizeOptions) -> list[Tokenized]:
-    """Write what the options ask for, and return the files.
+def tokenize_files(options: TokenizeOptions) -> None:
+    """Write what the options ask for, and print a line for each file.
 
     It needs little memory, however long the text. A file appears whole or not at all.
     Raises ConfigError, DataError (a missing or unreadable input) or StorageError (a full disk).
@@ -83,7 +69,8 @@ def tokenize_files(options: TokenizeOptions) -> list[Tokenized]:
     documents = [open_documents(name, "in the inputs") for name in options.inputs]
     ids = encode(chain.from_iterable(documents), tokenizer)
     if options.eval_out is None:
-        return [_written(options.out, ids, options, tokenizer)]
+        _write(options.out, ids, options, tokenizer)
+        return
     # Only when all tokens are written is it known which are the last.
     all_tokens = options.out.with_name(f".{options.out.name}.{os.getpid()}.whole")
     try:
@@ -91,16 +78,17 @@ def tokenize_files(options: TokenizeOptions) -> list[Tokenized]:
         cut = n_tokens - int(n_tokens * options.eval_fraction)
         if cut == n_tokens:
             raise DataError(f"{n_tokens} tokens, too few to hold any out", "in the inputs", "raise --eval-fraction")
-        return [
-            _written(options.eval_out, _parts(all_tokens, cut, n_tokens), options, tokenizer),
-            _written(options.out, _parts(all_tokens, 0, cut), options, tokenizer),
-        ]
+        _write(options.eval_out, _parts(all_tokens, cut, n_tokens), options, tokenizer)
+        _write(options.out, _parts(all_tokens, 0, cut), options, tokenizer)
     finally:
         all_tokens.unlink(missing_ok=True)
 
 
-def _written(path: Path, ids: Iterator[np.ndarray], options: TokenizeOptions, tokenizer: Tokenizer) -> Tokenized:
-    return Tokenized(path, write_bin(path, ids, options.layout), tokenizer.vocab_size)
+def _write(path: Path, ids: Iterator[np.ndarray], options: TokenizeOptions, tokenizer: Tokenizer) -> None:
+    """Write a file, and print how to train on it."""
+    n_tokens = write_bin(path, ids, options.layout)
+    use = f"train with --data {path} --vocab-size {tokenizer.vocab_size} or more"
+    print(f"{path}: {n_tokens:,} tokens, {path.stat().st_size / 2**20:,.1f} MiB; {use}")
 
 
 def _parts(path: Path, start: int, stop: int) -> Iterator[np.ndarray]:
@@ -119,8 +107,6 @@ def _check_output(path: Path, option: str) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the files and print a line for each."""
-    options = parse(TokenizeOptions, argv, prog="gptscale tokenize", about=str(TokenizeOptions.__doc__))
-    for written in tokenize_files(options):
-        print(written)
+    """Write the files."""
+    tokenize_files(parse(TokenizeOptions, argv, prog="gptscale tokenize", about=str(TokenizeOptions.__doc__)))
     return 0

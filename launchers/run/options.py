@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.settings.checks import option_of
 from gptscale.common.settings.command_line import bare_resume, changed_options, parse
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.recipes import RECIPES, get
@@ -38,7 +39,7 @@ def parse_launch(
     for field, fixed in row.preset.items():
         if getattr(parsed.recipe, field) != fixed:
             what = f"{recipe} fixes {field} {fixed}"
-            raise ConfigError(what, f"in --{field.replace('_', '-')}", "leave it out, or use another recipe")
+            raise ConfigError(what, f"in {option_of(field)}", "leave it out, or use another recipe")
     return parsed.run, parsed.recipe, getattr(parsed, "launch", None)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gptscale.common.checkpoint.folders import deepspeeds_folder, is_deepspeeds_own
+from gptscale.common.checkpoint.folders import check_sums, deepspeeds_folder, is_deepspeeds_own
 from gptscale.common.checkpoint.reader import Reader, newest_readable
 from gptscale.common.data.loader import Batches, split
 from gptscale.common.data.sources import TokenSource, open_source
@@ -128,7 +128,7 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
     train, held_out = split(source, seq_len=run.seq_len)
     resume = _resume_path(config, is_main=world.is_main)
     ready = ReadyRun(run, recipe_config, train, held_out, source.fingerprint, resume)
-    # Batches checks that the data is long enough for one sequence, and that the batch is divisible.
+    # A recipe's own data may be less than a batch.
     ready.batches(train, 0, run.batch.dp_size)
     if ready.resume is not None and world.is_main:
         if (ready.resume / "manifest.json").exists():
@@ -182,11 +182,9 @@ def mesh_of(recipe: str, config: RunConfig, world_size: int) -> Mesh:
         sizes |= {row.axes[0]: sizes["dp"], "dp": 1}
     if sizes["dp"] > 1 and "dp" not in row.axes:
         others = names_with(lambda other: other.engine == "torch" and {"dp", *row.axes} <= {*other.axes})
-        raise ConfigError(
-            f"{recipe} has no dp axis for {sizes['dp']} times " + " x ".join(f"{axis} {sizes[axis]}" for axis in asked),
-            "in --nproc",
-            f"use --nproc {model_size}, or recipe {others}",
-        )
+        split = " x ".join(f"{axis} {sizes[axis]}" for axis in asked)
+        what = f"{recipe} has no dp axis for {sizes['dp']} times {split}"
+        raise ConfigError(what, "in --nproc", f"use --nproc {model_size}, or recipe {others}")
     return Mesh({axis: sizes[axis] for axis in row.mesh})
 
 
@@ -233,8 +231,6 @@ def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:
         raise CheckpointError(what, "in --resume", fix)
     folder = deepspeeds_folder(folder)
     if is_main:
-        from gptscale.common.checkpoint.trusted import check_sums
-
         check_sums(folder)
     return folder
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -38,8 +38,6 @@ from gptscale.results.record.recorder import Recorder
 from gptscale.results.record.run_folder import START, leave_end, leave_evidence, leave_row, of_this_start, run_directory
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from gptscale.common.measure.bubble import Bubble
     from gptscale.common.measure.live_state import Offload
     from gptscale.results.record.usage import Usage
@@ -103,7 +101,6 @@ class RunRecord:
         self._stack.close()
 
     def check_space(self) -> None:
-        """Raise StorageError if what the run writes cannot fit on the disk."""
         check_space(self.ready.run, self.folder)
 
     def of_this_rank(self) -> tuple[Any, ...]:

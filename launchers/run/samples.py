@@ -24,7 +24,9 @@ def print_samples(ready: ReadyRun, folder: Path) -> None:
     A text is quoted on one line. One CPU process computes it in fp32, so that equal weights print the same after any recipe.
     Raises CheckpointError if the checkpoint cannot be read.
     """
-    run, source, prompt = ready.run, ready.held_out, min(PROMPT, ready.run.seq_len // 2)
+    run, source = ready.run, ready.held_out
+    # A sequence of one token is a prompt without a continuation.
+    prompt = max(1, min(PROMPT, run.seq_len // 2))
     tokenizer = get_tokenizer(run.config.tokenizer)
     model = whole_model(Reader(folder / "checkpoints" / f"step-{run.config.steps}"), run.gpt)
     starts = [i * run.seq_len % (len(source) - prompt) for i in range(run.config.sample)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import torch
 from gptscale.common.checkpoint.replicas import ReplicaCheck
 from gptscale.common.data.loader import Prefetcher, to_device
 from gptscale.common.engine import Batch, Engine
-from gptscale.common.errors import GptscaleError, NumericError, PeerError, StorageError
+from gptscale.common.errors import GptscaleError, NumericError, PeerError, StorageError, first_line
 from gptscale.common.measure.evidence import SHORT, RankEvidence, evidence_of
 from gptscale.common.measure.speed import synchronize
 from gptscale.common.measure.spikes import SpikeWatch
@@ -25,7 +26,7 @@ from gptscale.common.process.heartbeat import Heartbeat
 from gptscale.common.process.progress import progress
 from gptscale.common.process.roll_call import refuse
 from gptscale.common.process.world import World, gather_objects, process_group
-from gptscale.common.settings.checks import words_to_compare
+from gptscale.common.settings.checks import OF_THE_MACHINE, option_of
 from gptscale.common.settings.command_line import refuse_repeated
 from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
 from gptscale.common.train import train
@@ -117,14 +118,16 @@ def _end_without(error: BaseException, record: RunRecord, heartbeat: Heartbeat) 
     assert ended is not None
     # Once the row is written, hearts stop one after the other, and nobody can be named.
     missing = heartbeat.missing() if record.row_taken is None else None
-    who, where = missing or ("another rank", str(error).splitlines()[0][:160])
+    who, where = missing or ("another rank", first_line(error))
     warn(f"rank {heartbeat.rank}: {who} died after the last step, {where}")
     return ended if record.finish("interrupted" if ended else "ok", alone=True) else StorageError.exit_status
 
 
 def facts_to_compare(fingerprint: str, world: World, *options: Any) -> dict[str, object]:
-    """Return the options, data and versions with which all ranks of a run must be started."""
-    facts = words_to_compare(*options) | {"the data's fingerprint": fingerprint, "the device": world.device.type}
+    """Return the options, data and versions with which all ranks of a run must be started, options OF_THE_MACHINE left out."""
+    fields = {name: value for part in options for name, value in dataclasses.asdict(part).items()}
+    facts = {option_of(name): value for name, value in fields.items() if name not in OF_THE_MACHINE}
+    facts |= {"the data's fingerprint": fingerprint, "the device": world.device.type}
     return facts | {f"the version of {name}": installed(name) for name in ("gptscale", "torch")}
 
 
@@ -156,7 +159,7 @@ def take_evidence(
         return evidence_of(world.rank, step, world.device, recorder.data_waits_s, short_step=short_step, keep=keep)
     except torch.OutOfMemoryError as error:
         # The profiler needs memory of its own, and the run is done.
-        warn(f"rank {world.rank}: this run has no verdict ({str(error).splitlines()[0]})")
+        warn(f"rank {world.rank}: this run has no verdict ({first_line(error)})")
         return None
 
 
@@ -168,9 +171,8 @@ def _evidence(engine: Engine, data: Prefetcher, recorder: Recorder) -> RankEvide
         return batch._replace(inputs=batch.inputs[:, :tokens], targets=batch.targets[:, :tokens])
 
     # Where shapes are fixed, by stages, compiled code or a library, all steps are alike.
-    same_shapes = (
-        engine.bubble() or run.config.compile or get(run.recipe).environment or run.world.device.type == "cuda"
-    )
+    on_cuda = run.world.device.type == "cuda"
+    same_shapes = engine.bubble() or run.config.compile or get(run.recipe).environment or on_cuda
     fits = run.rank_seq_len % (SHORT * run.tp_size * min(2, run.cp_size)) == 0
     return take_evidence(engine, recorder, batch_of, short=fits and not same_shapes, keep=run.config.profile)
 

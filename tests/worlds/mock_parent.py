@@ -48,7 +48,7 @@ def run(recipe, *words):
         def gather_with_peers(value):
             # Peers load the other parts of a checkpoint.
             if isinstance(value, tuple) and isinstance(value[0], set):
-                return [(value[0] | set(reader.Reader(plan.resume).names()), value[1])]
+                return [(value[0] | {*reader.Reader(plan.resume).shapes}, value[1])]
             return gather(value)
 
         reader.gather_objects = gather_with_peers

@@ -90,7 +90,7 @@ def deviation(found: Any, expected: Any, *columns: str) -> float:
 def state(checkpoint: Path) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Return the tensors of a checkpoint that verifies, and its counters."""
     reader = Reader(checkpoint).verify()
-    return {name: reader.read(name) for name in reader.names()}, reader.manifest["counters"]
+    return {name: reader.read(name) for name in reader.shapes}, reader.manifest["counters"]
 
 
 # Many tests compare with the same saved run, and reading it takes as long as the test's own checkpoint.

@@ -39,7 +39,7 @@ def cells(path: Path, expected: Path, columns: tuple[str, ...]) -> int:
 def bits(saved: Reader, expected: Reader) -> int:
     """Return the bits that differ between two checkpoints, all of a tensor that only one has."""
     lost = 0
-    for name in {*saved.names(), *expected.names()}:
+    for name in {*saved.shapes, *expected.shapes}:
         present = [reader.read(name) for reader in (saved, expected) if name in reader.shapes]
         data = [np.frombuffer(_bytes(tensor), np.uint8) for tensor in present]
         same_layout = len({(tensor.dtype, tensor.shape) for tensor in present}) == 1 and len(present) == 2

@@ -21,11 +21,10 @@ def check_tensor(run: Run) -> None:
     gpt, tp_size = run.gpt, run.tp_size
     if tp_size not in tensor_sizes(gpt):
         fits = " or ".join(map(str, tensor_sizes(gpt)))
-        raise ConfigError(
-            f"{gpt.n_head} heads and a table of {gpt.padded_vocab_size} rows cannot be cut over {tp_size} tensor ranks",
-            "in --tp-size",
-            f"use {fits}",
+        what = (
+            f"{gpt.n_head} heads and a table of {gpt.padded_vocab_size} rows cannot be cut over {tp_size} tensor ranks"
         )
+        raise ConfigError(what, "in --tp-size", f"use {fits}")
     if tp_size > 1 and gpt.dropout and run.config.activation_checkpointing != "none":
         what = "Colossal-AI's dropout on tensor ranks drops other elements when a block is recomputed"
         raise ConfigError(what, "in --activation-checkpointing", "use --dropout 0, or none")

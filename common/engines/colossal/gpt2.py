@@ -97,7 +97,6 @@ def policy(gpt: ModelConfig) -> Any:
 
     class GPT2LossPolicy(GPT2LMHeadModelPolicy):  # type: ignore[misc]
         def module_policy(self) -> dict[Any, Any]:
-            """Return what is replaced in which module."""
             descriptions: dict[Any, Any] = super().module_policy()
             for description in descriptions.values():
                 replaced = description.sub_module_replacement or []

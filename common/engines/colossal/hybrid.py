@@ -17,7 +17,6 @@ from gptscale.common.engines.colossal.weights import TensorLayout, cut_dim, fill
 from gptscale.common.engines.torch_engine import SteppedEngine, TorchEngine, holding_back
 from gptscale.common.measure.bubble import BACKWARD, FORWARD, Bubble, StageClock
 from gptscale.common.measure.live_state import StateTensor, held_by_torch
-from gptscale.common.model.loss import IGNORE
 from gptscale.common.optim.library import LibraryOptimizer
 from gptscale.common.process.progress import progress
 from gptscale.common.settings.run import Run
@@ -86,7 +85,6 @@ class DropoutStreams:
         self.dropouts = [m for m in model.modules() if hasattr(m, "randomizer") and isinstance(m, nn.Dropout)]
 
     def start(self, step: int, data_rank: int) -> None:
-        """Begin the streams of optimizer step `step`."""
         key = f"{self.seed} {step} {data_rank} {self.stage}"
         for layer, dropout in enumerate(self.dropouts):
             dropout.randomizer = type(dropout.randomizer)(zlib.crc32(f"{key} {self.tp_rank} {layer}".encode()))
@@ -122,7 +120,6 @@ class ColossalTensorEngine(TorchEngine):
         super().__init__(run, self.boosted, stepper, group=plugin.dp_group, set_grad_sync=sync, backward=back)
 
     def train_step(self, batch: Batch, lr: float) -> StepResult:
-        """Do one optimizer step on this process's share of a global batch."""
         self.boosted.begin = partial(self.streams.start, batch.step, self.data_rank)
         return super().train_step(batch, lr)
 
@@ -145,11 +142,10 @@ class ColossalPipelineEngine(SteppedEngine):
         self.join(plugin.dp_group, None)
 
     def train_step(self, batch: Batch, lr: float) -> StepResult:
-        """Do one optimizer step on this process's share of a global batch."""
         progress.at("forward")
         self.streams.start(batch.step, self.data_rank)
         self.boosted.train()
-        n_targets = self._n_targets(batch)
+        n_targets = self.count_targets(batch)
         with self.clock.step():
             share = self._execute(batch, self.data_size / n_targets, self.wrapped) / self.data_size
         progress.at("optimizer")
@@ -159,7 +155,6 @@ class ColossalPipelineEngine(SteppedEngine):
 
     @torch.no_grad()
     def eval_loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss over the global batch."""
         self.boosted.eval()
         schedule = self.plugin.scheduler
         # At the first transfer of a tensor, upstream records whether it needs a gradient. Here it needs none, and training must
@@ -167,16 +162,10 @@ class ColossalPipelineEngine(SteppedEngine):
         metadata = {name: getattr(schedule, name) for name in TRANSFER_METADATA}
         # Without no_sync upstream would sum gradients of the tied table, and there are none.
         with self.boosted.no_sync():
-            loss = self._execute(batch, 1 / self._n_targets(batch), None)
+            loss = self._execute(batch, 1 / self.count_targets(batch), None)
         vars(schedule).update(metadata)
         dist.all_reduce(loss, group=self.group)
         return loss
-
-    def _n_targets(self, batch: Batch) -> Tensor:
-        """Return the number of targets of the global batch that count in the loss."""
-        n_targets = (batch.targets != IGNORE).sum()
-        dist.all_reduce(n_targets, group=self.group)
-        return n_targets
 
     def _execute(self, batch: Batch, scale: Tensor | float, optimizer: Any) -> Tensor:
         """Run all micro-batches, and return the sum of their losses times `scale`, the same on every stage."""
@@ -193,9 +182,7 @@ class ColossalPipelineEngine(SteppedEngine):
         return total
 
     def bubble(self) -> Bubble:
-        """Return what the clock measured around Colossal-AI's forward_step and backward_step."""
-        self.clock.read()
-        return Bubble(self.theory, tuple(self.clock.busy_s), tuple(self.clock.span_s), self.clock.spans)
+        return self.clock.bubble(self.theory)
 
 
 def time_schedule(schedule: Any, clock: StageClock) -> None:

@@ -56,12 +56,10 @@ def adapt_to_cpu() -> None:
         """Colossal-AI's CPU accelerator, with the calls that training makes."""
 
         def manual_seed(self, seed: int) -> None:
-            """Seed torch's generator."""
             # Caller: shardformer/layer/utils.py, Randomizer.__init__. Every parallel layer makes one.
             torch.manual_seed(seed)
 
         def get_rng_state(self, device: Any = None) -> torch.Tensor:
-            """Return the state of torch's generator."""
             # The same caller. Upstream passes `device` on to torch.get_rng_state, which takes none.
             return torch.get_rng_state()
 

@@ -95,7 +95,6 @@ class GeminiStepper(Stepper):
         self.publish()
 
     def step(self, lr: float, loss: Tensor) -> Tensor:
-        """Do Gemini's step at rate `lr`, unless loss or norm is not finite."""
         norm = float(self.gemini._calc_global_norm())
         # Once set it stays set.
         self.poisoned = self.poisoned or not (math.isfinite(norm) and self.is_finite(loss))
@@ -122,7 +121,6 @@ class GeminiStepper(Stepper):
                 yield from self.layout.boxes(f"adamw.{key}/{name}", self.inner.state[fake][key])
 
     def counters(self) -> dict[str, float]:
-        """Return the steps applied."""
         steps = [float(state["step"]) for state in self.inner.state.values()]
         return {"optimizer_steps": max(steps, default=0.0), "loss_scale": 1.0, "loss_scale_good_steps": 0.0}
 

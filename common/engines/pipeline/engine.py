@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,14 +24,11 @@ from gptscale.common.measure.bubble import (
     order_of,
     simulate,
 )
-from gptscale.common.model.loss import IGNORE
 from gptscale.common.model.precision import autocast
 from gptscale.common.optim.stepper import Stepper
 from gptscale.common.process.progress import progress
+from gptscale.common.settings.run import Run
 from gptscale.common.state import local
-
-if TYPE_CHECKING:
-    from gptscale.common.settings.run import Run
 
 
 class TimedStage(PipelineStage):
@@ -105,7 +102,7 @@ class PipelineEngine(SteppedEngine):
         self.run, self.stages, self.schedule, self.loss, self.optimizer = run, stages, schedule, loss, optimizer
         self.pipeline, self.tied = pipeline, tied
         self.join(data, cut)
-        self.has_first, self.has_last = any(s.is_first for s in stages), any(s.is_last for s in stages)
+        self.has_first = any(stage.is_first for stage in stages)
         self.clock = StageClock(run.world.device)
         for stage in stages:
             stage.clock = self.clock
@@ -114,17 +111,13 @@ class PipelineEngine(SteppedEngine):
 
     @property
     def model(self) -> nn.Module:
-        """Return the modules of this process's stages."""
         return nn.ModuleList(stage.submod for stage in self.stages)
 
     def train_step(self, batch: Batch, lr: float) -> StepResult:
-        """Do one optimizer step on this pipeline's share of a global batch."""
         progress.at("forward")
         seed_dropout(self.run.config.seed, batch.step, self.dropout_rank)
         batch = self.own_tokens(batch)
-        n_targets = (batch.targets != IGNORE).sum()
-        if self.group is not None:
-            dist.all_reduce(n_targets, group=self.group)
+        n_targets = self.count_targets(batch)
         # Gradients are averaged over the data ranks, but the loss is a mean over the tokens of all of them. The factor turns that
         # average into a sum.
         self.loss.grad_factor = self.optimizer.scale.to(n_targets.device) * self.shares / n_targets
@@ -141,30 +134,23 @@ class PipelineEngine(SteppedEngine):
 
     @torch.no_grad()
     def eval_loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss over the global batch, whose micro-batches go through all stages one after another."""
+        """Send the micro-batches through all stages one after another."""
         batch = self.own_tokens(batch)
-        for stage in self.stages:
-            stage.submod.eval()
+        self.model.eval()
         self.loss.total = torch.zeros((), device=batch.inputs.device)
-        size = self.run.batch.micro_batch_size
-        for inputs, targets in zip(batch.inputs.split(size), batch.targets.split(size), strict=True):
+        for inputs, targets in self.micro_batches(batch):
             x = inputs
             for stage in self.stages:
                 x = self._forward(stage, x, self._given(inputs, targets))
         dist.all_reduce(self.loss.total, group=self.pipeline)
-        n_targets = (batch.targets != IGNORE).sum()
-        return self.gather(self.loss.total)().sum() / self.gather(n_targets)().sum()
+        return self.gather(self.loss.total)().sum() / self.count_targets(batch)
 
     def bubble(self) -> Bubble:
-        """Return what the stages' clock measured."""
-        clock = self.clock
-        clock.read()
-        return Bubble(self.theory, tuple(clock.busy_s), tuple(clock.span_s), clock.spans, clock.began_at)
+        return self.clock.bubble(self.theory)
 
     def _run_schedule(self, batch: Batch) -> Tensor:
         """Run forward and backward of all micro-batches, and return their summed loss, (), on every process of the pipeline."""
-        for stage in self.stages:
-            stage.submod.train()
+        self.model.train()
         self.loss.total = torch.zeros((), device=batch.inputs.device)
         first, given = [batch.inputs] if self.has_first else [], self._given(batch.inputs, batch.targets)
         with autocast(self.run.config.precision, batch.inputs.device):

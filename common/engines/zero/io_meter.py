@@ -40,7 +40,6 @@ class MeteredIO:
         return getattr(self._module, name)
 
     def aio_handle(self, *args: Any, **kwargs: Any) -> MeteredHandle:
-        """Return a handle of the module, metered."""
         return MeteredHandle(self._module.aio_handle(*args, **kwargs), TRAFFIC)
 
 
@@ -75,7 +74,6 @@ class MeteredHandle:
         return counted
 
     def wait(self) -> Any:
-        """Block until all requests are done."""
         began = self._clock()
         with progress.inside("disk"):
             result = self._handle.wait()

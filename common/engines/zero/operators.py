@@ -15,7 +15,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -43,8 +42,7 @@ def ops_path() -> Path:
     """Return the folder of this machine's builds for these versions, whether or not it exists."""
     versions = "-".join(f"{name}{importlib.metadata.version(name)}" for name in ("deepspeed", "torch"))
     # The builds are for this CPU only (-march=native), and machines with other CPUs may share the home folder.
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else [platform.processor()]
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((line for line in lines if line.startswith("flags")), lines[0])
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
     return build_cache.root() / "ops" / f"{versions}-{python}-{hashlib.sha256(cpu.encode()).hexdigest()[:8]}"

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from gptscale.common.engines.flat_shards import shards_of_range
 from gptscale.common.engines.zero.io_meter import TRAFFIC
-from gptscale.common.engines.zero.swap_folder import SwapFolder
+from gptscale.common.engines.zero.swap_folder import SwapFolder, nbytes_under
 from gptscale.common.errors import CheckpointError, ConfigError, NumericError
-from gptscale.common.measure.live_state import Offload, StateTensor, StepMeter, attributes_named, live_state, tensors_in
+from gptscale.common.measure.live_state import Offload, StateTensor, StepMeter, live_state, tensors_in
 from gptscale.common.model.initial_weights import init_weights
 from gptscale.common.optim.stepper import Stepper
 from gptscale.common.settings.optimizers import OPTIMIZERS, OptimizerName
@@ -212,7 +212,8 @@ class ZeroOptimizer(Stepper):
         yield from (StateTensor("gradients", g) for g in of_weights)
         # Stage 3 sums them where the optimizer is, the others on the device.
         summed_on_host = on_host and self.stage == 3
-        yield from (StateTensor("gradients", g, summed_on_host) for g in attributes_named(self.zero, GRADIENTS))
+        buffers = [value for name, value in vars(self.zero).items() if GRADIENTS.search(name)]
+        yield from (StateTensor("gradients", g, summed_on_host) for g in tensors_in(buffers))
         for flat in flats:
             yield StateTensor("optimizer", flat, on_host)
             yield from (StateTensor("optimizer", t, on_host) for t in tensors_in(self.inner.state[flat]))
@@ -220,7 +221,7 @@ class ZeroOptimizer(Stepper):
     def disk_bytes(self) -> int:
         """Return this process's part of the files of its node."""
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
-        return self.swap.nbytes() // ranks if self.swap else 0
+        return nbytes_under(self.swap.path) // ranks if self.swap else 0
 
     def offload(self) -> Offload | None:
         """Return what ZeRO-Offload and ZeRO-Infinity keep off the device, and the traffic of the latter's files."""
@@ -230,14 +231,13 @@ class ZeroOptimizer(Stepper):
         resting = (entry for entry in self.state_tensors() if entry.kind != "gradients")
         return Offload(
             cpu_bytes=live_state(resting, self.ds.device).host,
-            disk_bytes=self.swap.nbytes() if self.swap else 0,
+            disk_bytes=nbytes_under(self.swap.path) if self.swap else 0,
             read_bytes_per_s=TRAFFIC.read_bytes / TRAFFIC.read_s if TRAFFIC.read_s else None,
             write_bytes_per_s=TRAFFIC.written_bytes / TRAFFIC.write_s if TRAFFIC.write_s else None,
             waits_s=tuple(self.waits_s),
         )
 
     def close(self) -> None:
-        """Delete the files of this run's swap folder."""
         if self.swap:
             self.swap.close()
 

@@ -71,23 +71,16 @@ class DeepSpeedConfig(RecipeConfig):
             return "b N + 12 N / d + (4 + b) N"
         return "b N + (12 + 4 + 4) N / d" if host and run.config.precision != "fp32" else "b N + (12 + 4) N / d"
 
-    def over(self, generated: dict[str, Any]) -> dict[str, Any]:
-        """Return `generated`, with the user's own file merged over it."""
-        return merged(generated, self.ds_config) if self.ds_config else generated
-
     def json(self, run: Run) -> dict[str, Any]:
-        """Return DeepSpeed's JSON for `run`."""
         raise NotImplementedError
 
     def contents(self) -> dict[str, str]:
-        """Return the hash of the user's own file."""
         if self.ds_config is None:
             return {}
         content = read_bytes(self.ds_config, FILE_BYTES_MAX, _refuser(self.ds_config))
         return {"the content of --ds-config": hashlib.sha256(content).hexdigest()[:16]}
 
     def lacks(self) -> ConfigError | None:
-        """Return the error for operators that are not compiled, or None if all are."""
         from gptscale.common.engines.zero import operators as deepspeed_ops
 
         return deepspeed_ops.lack(self.ops)
@@ -103,12 +96,14 @@ class DeepSpeedConfig(RecipeConfig):
             check_space(self.nvme_path, run.config.out, run.gpt.n_params_in_memory * (16 + weight_bytes), run.world)
 
 
-def merged(generated: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Return the JSON `generated` with the user's JSON in `file` merged over it.
+def merged(generated: dict[str, Any], file: Path | None) -> dict[str, Any]:
+    """Return the JSON `generated` with the user's JSON in `file` merged over it, if there is one.
 
     A value "auto", as Hugging Face writes it, means the value in `generated`. Raises ConfigError, naming each key whose value
     contradicts the run, or a key that only the run's own options may set.
     """
+    if file is None:
+        return generated
     where = f"in --ds-config {file}"
     user_json = read_json(file, FILE_BYTES_MAX, _refuser(file), deepest=DEPTH_MAX)
     if not isinstance(user_json, dict):

@@ -77,10 +77,6 @@ class SwapFolder:
             new.rename(self.path)
         gather_objects(None)
 
-    def nbytes(self) -> int:
-        """Return the bytes of all ranks of this node in it."""
-        return nbytes_under(self.path)
-
     def close(self) -> None:
         """Delete it, on whichever rank comes first, because no rank takes a step after one has come here."""
         shutil.rmtree(self.path, ignore_errors=True)

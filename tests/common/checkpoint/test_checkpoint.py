@@ -325,6 +325,6 @@ def test_a_checkpoint_of_0_2_0_is_read_to_the_bit():
     folder = pathlib.Path(__file__).parent / "of_0.2.0"
     written = {name.split("@")[0]: tensor for name, tensor in load_file(folder / DATA).items()}
     reader = Reader(folder).verify()
-    read = {name: reader.read(name) for name in reader.names()}
+    read = {name: reader.read(name) for name in reader.shapes}
     assert (read.keys(), reader.step) == (written.keys(), 4)
     assert all(torch.equal(read[name].view(torch.int32), written[name].view(torch.int32)) for name in read)

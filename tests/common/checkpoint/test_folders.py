@@ -14,7 +14,8 @@ from holder import FACTS, Holder
 from gptscale.common.checkpoint import folders, writer
 from gptscale.common.checkpoint.background import BackgroundSave
 from gptscale.common.checkpoint.folders import set_aside_beyond
-from gptscale.common.checkpoint.reader import Reader, newest_valid, sha256_of, step_folders
+from gptscale.common.checkpoint.manifest import sha256_of
+from gptscale.common.checkpoint.reader import Reader, newest_valid, step_folders
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.errors import NumericError, StorageError
 

@@ -112,7 +112,8 @@ def test_without_a_place_for_the_cache_nothing_is_written(bpe_folder, tmp_path, 
 @pytest.fixture
 def saved(tmp_path):
     datasets: Any = pytest.importorskip("datasets")
-    rows = datasets.Dataset.from_dict({"text": TWO, "code": ["x", None], "n": [1, 2]})
+    nested = {"talk": [["hello"], []], "pair": [{"a": "x"}, {"a": "y"}]}
+    rows = datasets.Dataset.from_dict({"text": TWO, "code": ["x", None], "n": [1, 2], **nested})
     datasets.DatasetDict({"train": rows, "extra": rows.select([1])}).save_to_disk(str(tmp_path / "saved"))
     rows.save_to_disk(str(tmp_path / "plain"))
     return f"hf:{tmp_path / 'saved'}"
@@ -130,8 +131,10 @@ def test_a_datasets_wrong_split_or_column_names_the_right_ones(saved, tmp_path):
     (tmp_path / "folder").mkdir()
     for data, said in {
         f"{saved}:test": r"no split 'test'.*use one of: train extra",
-        f"{saved}:train:texts": r"no column 'texts'.*use one of: text code n",
+        f"{saved}:train:texts": r"no column 'texts'.*use one of: text code n talk pair",
         f"{saved}:train:n": r"column 'n' of .* is int64, expected string",
+        f"{saved}:train:talk": r"column 'talk' of .* is [Ll]ist, expected string",
+        f"{saved}:train:pair": r"column 'pair' of .* is dict, expected string",
         f"hf:{tmp_path / 'folder'}": "cannot be read",
         f"hf:{tmp_path / 'gone'}:train": r"folder .*gone does not exist",
     }.items():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gptscale.common.data import loader
 from gptscale.common.data.loader import Batches, Prefetcher, split
 from gptscale.common.data.sources import Array, open_source
-from gptscale.common.errors import ConfigError, DataError
+from gptscale.common.errors import DataError
 
 CPU = torch.device("cpu")
 
@@ -76,13 +76,6 @@ def test_too_few_tokens_are_an_error_whose_advice_works(n_tokens, fix):
         split(counting(n_tokens), seq_len=16)
     if "--seq-len" in fix:
         split(counting(n_tokens), seq_len=int(fix.split()[2]))
-
-
-def test_a_too_short_source_and_a_batch_that_does_not_divide_are_refused():
-    with pytest.raises(DataError, match="16 tokens, expected at least 17"):
-        Batches(counting(16), seq_len=16, global_batch_size=4, seed=0)
-    with pytest.raises(ConfigError, match=r"global batch 6 is not divisible by 4 data ranks.*use 4 or 8"):
-        Batches(counting(100), seq_len=16, global_batch_size=6, seed=0, data_size=4)
 
 
 class Scripted(Batches):
@@ -154,11 +147,9 @@ def test_a_hanging_read_is_an_error_and_holds_up_neither_steps_nor_end(monkeypat
     release.set()
 
 
-def test_closing_ends_the_thread_and_further_steps_are_refused():
+def test_closing_ends_the_thread():
     with Prefetcher(Scripted(), CPU) as data:
         data.get(0)
-    with pytest.raises(RuntimeError, match="after close"):
-        data.get(1)
     deadline = time.monotonic() + 60
     while any(t.name == "gptscale-data" for t in threading.enumerate()) and time.monotonic() < deadline:
         time.sleep(0.01)

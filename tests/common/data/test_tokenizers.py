@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gptscale.common.data import hub, tokenizers
+from gptscale.common.data import tokenizers
 from gptscale.common.data.tokenizers import ByteTokenizer, get_tokenizer
 from gptscale.common.errors import ConfigError, DataError
 
@@ -91,7 +91,7 @@ def test_gpt2_comes_from_the_hubs_cache_without_a_network(bpe_folder, tmp_path, 
 
 def test_gpt2_without_network_or_cache_is_an_error_soon(monkeypatch, unreachable_hub):
     """Nothing answers, or a hub takes the call and says nothing."""
-    monkeypatch.setattr(hub, "WAIT_S_MAX", 0.2)
+    monkeypatch.setattr(tokenizers, "HUB_S_MAX", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for port, reason in ((9, "refused"), (silent.getsockname()[1], "timed out")):
             monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{port}")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gptscale.common.measure.bubble import StageClock, StageSpan, bubble_fraction, order_of, simulate
+from gptscale.common.measure.bubble import Bubble, StageClock, StageSpan, bubble_fraction, order_of, simulate
 
 
 def order(schedule, p, m):
@@ -44,5 +44,4 @@ def test_the_clock_counts_what_is_computed_within_a_step():
         pass
     # The spans of a step are read when the next step begins.
     assert clock.spans == (StageSpan("F", 0, 0, 1.0, 3.0), StageSpan("B", 0, 0, 4.0, 10.0))
-    clock.read()
-    assert (clock.busy_s, clock.span_s, clock.began_at) == ([8.0, 0.0], [20.0, 1.0], 40.0)
+    assert clock.bubble(0.25) == Bubble(0.25, (8.0, 0.0), (20.0, 1.0), (), 40.0)

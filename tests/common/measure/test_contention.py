@@ -5,6 +5,7 @@ import sys
 import time
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from benchmarks import quiet
@@ -40,8 +41,10 @@ def test_taken_fraction(ranks, taken):
 def test_counters_are_read_as_linux_writes_them(tmp_path, monkeypatch):
     monkeypatch.setattr(contention.os, "sched_getaffinity", lambda pid: {1})
     (tmp_path / "stat").write_text("cpu  9 9 9\ncpu0 1 1 1 1 1 1 1 1 0 0\ncpu1 100 20 3 999 999 4 5 700 0 0\nintr 1\n")
-    assert processor_times(tmp_path) == {1: (1.32, 7.0)}
-    assert processor_times(tmp_path / "gone") == {}
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    assert processor_times() == {1: (pytest.approx(1.32), 7.0)}
+    (tmp_path / "stat").unlink()
+    assert processor_times() == {}
     assert throttled_s(tmp_path) == 0.0
 
 

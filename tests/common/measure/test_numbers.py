@@ -122,7 +122,6 @@ def test_flags_of_a_processor(tmp_path):
     (tmp_path / "arm").write_text("processor\t: 0\nFeatures\t: fp asimd asimdhp\n")
     assert cpu_flags(tmp_path / "x86") == {"fpu", "avx512f", "avx512_fp16"}
     assert cpu_flags(tmp_path / "arm") & CPU_INSTRUCTIONS["fp16"] == {"asimdhp"}
-    assert cpu_flags(tmp_path / "nowhere") == set()
 
 
 @pytest.mark.parametrize(

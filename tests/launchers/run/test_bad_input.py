@@ -104,6 +104,9 @@ CASES = {
     "doctor's model": (["doctor", "--nvme-path", ".", "--model", "1.6c"], "did you mean '1.6b'?"),
     "bf16 parity of what": (["parity", "--precision", "fp64"], "'fp64'"),
     "compare nothing": (["compare"], "no PATH is given"),
+    "compare what cannot be read": (["compare", "/proc/self/mem"], "cannot be read (Input/output error), in compare"),
+    "parity without blocks": (["parity", "--recipes", "ddp", "--n-layer", "0"], "n_layer 0 is out of range, in --n-layer"),
+    "parity of the reference": (["parity", "--recipes", "single"], "the others are compared with single, in --recipes"),
     "compare an empty folder": (["compare", "."], "holds no summary.csv"),
     "parity of a GPU's row": (["parity", "--recipes", "ddp,fairscale_fsdp"], "fairscale_fsdp needs a CUDA device"),
     "parity of what": (["parity", "--optimizers", "lion"], "unknown optimizer 'lion'"),
@@ -315,11 +318,12 @@ def test_what_fits_when_it_is_split_is_not_refused(plan, monkeypatch):
 
 
 def test_dry_run_creates_nothing(capsys, folder):
-    assert main(["run", "fsdp", "--nproc", "8", "--model", "1.6b", "--data", "synthetic", "--dry-run"]) == 0
+    assert main([*"run fsdp --nproc 8 --model 1.6b --data synthetic --dry-run --out".split(), "my runs"]) == 0
     said = capsys.readouterr().out
     assert "1,557,611,200 parameters" in said
     assert "9.8017 GFLOP per token" in said
     assert "torchrun --standalone --nproc-per-node 8 -m gptscale.recipes fsdp --model 1.6b" in said
+    assert said.endswith(" --data synthetic --out 'my runs'\n")
     assert not list(folder.iterdir())
 
 

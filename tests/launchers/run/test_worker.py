@@ -130,6 +130,8 @@ def test_a_run_leaves_its_row_files_and_steps_and_no_secret(plan, tmp_path, monk
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "oom", 1),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to"), "oom", 1),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom", 1),
+        # Python's own has no text.
+        (MemoryError(), "oom", 1),
         (RuntimeError("Connection closed by peer [127.0.0.1]:1234"), "failed", 7),
         (RuntimeError("Application timeout caused pair closure"), "failed", 7),
         (torch.distributed.DistBackendError("NCCL error"), "failed", 7),

@@ -34,6 +34,11 @@ def losses(sample, n_images, **options):
     return [engine.train_step(Batch(step, images, labels), config.lr).loss.item() for step in range(STEPS)]
 
 
+def test_the_sample_is_read_from_its_folders(sample):
+    assert (len(sample.train), len(sample.test), sample.channels, sample.side) == (4000, 1000, 3, 32)
+    assert sample.classes[0] == "airplane"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [model for model in MODELS if model not in ("vgg13", "vgg16")])
 def test_every_model_learns(sample, model):

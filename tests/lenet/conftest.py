@@ -5,6 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib.figure import Figure
 from vision_runs import LONG
 from vision_runs import run as trained
 from worlds import overridden
@@ -69,6 +70,14 @@ def cifar_sample(shared_data):
     if not folder.is_dir():
         pytest.skip("needs cifar10-sample in shared/data beside the checkout")
     return folder
+
+
+@pytest.fixture
+def undrawn():
+    """Leave out the pixels of figures, which take long. Each study draws its own in one test, and the report in another."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda figure, path, **options: path.write_bytes(b"\x89PNG"))
+        yield
 
 
 @pytest.fixture

@@ -55,9 +55,7 @@ TABLES = (
 
 
 @pytest.mark.parametrize(("page", "command", "rows", "shown"), TABLES, ids=[rows for _, _, rows, _ in TABLES])
-def test_a_page_has_the_tables_of_its_rows(page, command, rows, shown, tmp_path, monkeypatch):
-    # Each study draws such a figure in the test of its own, and the report in its.
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **options: None)
+def test_a_page_has_the_tables_of_its_rows(page, command, rows, shown, tmp_path, undrawn):
     files, md = [ROOT / "results" / "measured" / f"{name}.csv" for name in rows.split(",")], tmp_path / "tables.md"
     words = ["--rows", ",".join(map(str, files)), "--md", str(md), "--png", str(tmp_path / "figure.png")]
     assert main(["lenet", command, *words]) == 0

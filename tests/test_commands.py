@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -145,8 +145,10 @@ FOREIGN = {*TORCHRUN.split(), "--check", "--shm-size", "--force-reinstall", "--e
 VERBS = {"does", "reads", "that", "up", "wrote"}
 
 
+@cache
 def advice():
-    """Yield the place and the text of each sentence of the package that is no docstring, with {} for what is filled in."""
+    """Return the place and the text of each sentence of the package that is no docstring, with {} for what is filled in."""
+    found = []
     for path in sorted(ROOT.glob("[clrfo]*/**/*.py")):
         nodes = [] if "mock_cuda" in path.parts else list(ast.walk(ast.parse(path.read_text())))
         parts = {id(n.value) for n in nodes if isinstance(n, ast.Expr)}
@@ -155,7 +157,8 @@ def advice():
             values = node.values if isinstance(node, ast.JoinedStr) else [node]
             text = "".join(v.value if isinstance(v, ast.Constant) and type(v.value) is str else "{}" for v in values)
             if " " in text and "srun" not in text:
-                yield f"{path.relative_to(ROOT)}:{node.lineno}", text
+                found.append((f"{path.relative_to(ROOT)}:{node.lineno}", text))
+    return found
 
 
 def test_the_options_that_errors_name_exist():
@@ -171,18 +174,19 @@ def test_the_options_that_errors_name_exist():
 
 def test_a_command_that_an_error_advises_takes_its_options(capsys):
     """What `gptscale WORD --help` shows is what the words behind it may be. The overview has every WORD."""
-    seen, unknown = Counter(), []
+    shown, unknown = {}, []
     for where, text in advice():
         for word, rest in re.findall(r"(?<![\w.-])gptscale ([a-z]+)((?: (?:\.\.\. )?[\w{}.-]+)*)", text):
             if word not in VERBS:
                 names = {"lenet": USAGE, "run": RECIPES, "submit": RECIPES, "simulate": RECIPES}.get(word, ())
                 first = [name for name in rest.split()[:1] if name in names]
-                understands([word, *(first or list(names)[:1]), "--help"])
-                shown = re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out)
-                unknown += [f"{where}: {word} {o}" for o in re.findall(r"--[a-z-]+", rest) if o not in shown]
-                seen[word] += 1
+                words = (word, *(first or list(names)[:1]))
+                if words not in shown:
+                    understands([*words, "--help"])
+                    shown[words] = re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out)
+                unknown += [f"{where}: {word} {o}" for o in re.findall(r"--[a-z-]+", rest) if o not in shown[words]]
     assert unknown == []
-    assert seen.keys() == COMMANDS.keys()
+    assert {word for word, *_ in shown} == COMMANDS.keys()
 
 
 def test_extras_and_modules_that_errors_name_exist():

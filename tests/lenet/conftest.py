@@ -5,6 +5,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib.figure import Figure
+from vision_runs import LONG
+from vision_runs import run as trained
 from worlds import overridden
 
 from gptscale.launchers.cli import main
@@ -23,7 +26,7 @@ def _one_thread(monkeypatch):
     torch.set_num_threads(before)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def write_idx():
     """Return a function that writes an idx file of unsigned bytes."""
 
@@ -36,16 +39,21 @@ def write_idx():
     return write
 
 
-@pytest.fixture
-def idx_folder(tmp_path, write_idx):
+@pytest.fixture(scope="session")
+def idx_folder(tmp_path_factory, write_idx):
     """Write MNIST's four files with 96 and 41 images of noise, with the test images gzipped."""
-    folder, random = tmp_path / "raw", np.random.default_rng(0)
-    folder.mkdir()
+    folder, random = tmp_path_factory.mktemp("raw"), np.random.default_rng(0)
     for start, n, packed in (("train", 96, False), ("t10k", 41, True)):
         end = ".gz" if packed else ""
         write_idx(folder / f"{start}-images-idx3-ubyte{end}", random.integers(0, 256, (n, 28, 28)), packed=packed)
         write_idx(folder / f"{start}-labels-idx1-ubyte", np.arange(n) % 10)
     return folder
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory, idx_folder):
+    """Train a run from its beginning to its end, with which those that stop or have another loop are compared."""
+    return trained(tmp_path_factory.mktemp("out"), "whole", data=str(idx_folder), log_every=1, **LONG)
 
 
 @pytest.fixture
@@ -62,6 +70,14 @@ def cifar_sample(shared_data):
     if not folder.is_dir():
         pytest.skip("needs cifar10-sample in shared/data beside the checkout")
     return folder
+
+
+@pytest.fixture
+def undrawn():
+    """Leave out the pixels of figures, which take long. Each study draws its own in one test, and the report in another."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda figure, path, **options: path.write_bytes(b"\x89PNG"))
+        yield
 
 
 @pytest.fixture

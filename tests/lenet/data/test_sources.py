@@ -70,12 +70,6 @@ def test_image_folders(tmp_path, grey):
     assert data.test.labels.tolist() == [0, 0, 0, 1, 1, 1]
 
 
-def test_cifar_sample(cifar_sample):
-    data = open_data(str(cifar_sample), root=cifar_sample)
-    assert (len(data.train), len(data.test), data.channels, data.side) == (4000, 1000, 3, 32)
-    assert data.classes[0] == "airplane"
-
-
 def test_bad_folders(tmp_path):
     pets = folder_of_images(tmp_path / "pets")
     (pets / "train" / "dog" / "9.jpg").write_bytes(b"no image")

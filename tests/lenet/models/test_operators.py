@@ -1,12 +1,10 @@
 """Tests of `--operators custom`: the models use this package's operators and compute the same with them."""
 
-import pandas as pd
 import pytest
 import torch
 from torch import nn
-from vision_runs import loss_and_gradient
+from vision_runs import loss_and_gradient, run
 
-from gptscale.launchers.cli import main
 from gptscale.lenet.models.registry import Convolutions, CustomMaxPool2d, ImageShape, LeNet5, build_model
 
 
@@ -35,11 +33,6 @@ def test_gelu_is_not_fused_away():
 
 def test_a_run_by_them(tmp_path):
     pytest.importorskip("sklearn")
-    losses = {}
-    for operators in ("torch", "custom"):
-        words = ["--operators", operators, "--max-steps", "20", "--epochs", "1", "--out", str(tmp_path / operators)]
-        assert main(["lenet", "train", "--device", "cpu", "--no-tensorboard", *words]) == 0
-        row = pd.read_csv(tmp_path / operators / "lenet.csv").iloc[0]
-        assert row.operators == operators
-        losses[operators] = row.loss_last
-    assert losses["custom"] == pytest.approx(losses["torch"], rel=1e-4)
+    plain, custom = (run(tmp_path, o, operators=o, max_steps=20, epochs=1).row for o in ("torch", "custom"))
+    assert (plain["operators"], custom["operators"]) == ("torch", "custom")
+    assert custom["loss_last"] == pytest.approx(plain["loss_last"], rel=1e-4)

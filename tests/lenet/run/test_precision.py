@@ -134,7 +134,7 @@ def test_a_run_stopped_while_it_skips_continues_bit_identically(tmp_path, idx_fo
     assert_same_end(whole.folder, resumed.folder)
 
 
-def test_a_loss_that_overflows_is_a_result(study, capsys):
+def test_a_loss_that_overflows_is_a_result(study, undrawn, capsys):
     """It is in the rows and in a note, but in no median."""
     with harmed(2, seed=2):
         rows = study("precision", *LENET, "--modes", "fp32", "--repeats", "2", ends=("ok", "failed"))

@@ -40,17 +40,16 @@ def run(tmp_path, name, **options):
 
 @pytest.mark.parametrize("strategy", ["trainer_bare", "trainer"])
 @pytest.mark.usefixtures("alone")
-def test_the_trainer_computes_what_our_loop_does(tmp_path, idx_folder, strategy):
-    ours = run(tmp_path, "ours", data=str(idx_folder), strategy="single", **LONG)
+def test_the_trainer_computes_what_our_loop_does(tmp_path, idx_folder, strategy, whole):
     its = run(tmp_path, "its", data=str(idx_folder), strategy=strategy, **LONG)
     assert its.exit_status == 0
-    a, b = (table(outcome, "steps.csv") for outcome in (ours, its))
+    a, b = (table(outcome, "steps.csv") for outcome in (whole, its))
     assert float(((a.loss - b.loss).abs() / a.loss).max()) <= 1e-5
     for column in ("step", "epoch", "lr"):
         assert a[column].equals(b[column])
     assert (b.load_s > 0).all()
     assert (b.update_s > 0).all()
-    ends = [table(one, "epochs.csv")[["epoch", "step", "test_accuracy", "class_accuracy"]] for one in (ours, its)]
+    ends = [table(one, "epochs.csv")[["epoch", "step", "test_accuracy", "class_accuracy"]] for one in (whole, its)]
     assert ends[0].equals(ends[1])
     assert its.row["strategy"] == strategy
     assert (its.folder / "lightning").is_dir() == (strategy == "trainer")

@@ -72,7 +72,7 @@ def history(file):
 def test_offline_it_has_what_tensorboard_has(tmp_path, idx_folder, offline):
     train(tmp_path, offline, "--data", str(idx_folder), "--save-every", "1")
     # There is no ./wandb.
-    assert {p.name for p in tmp_path.iterdir()} <= {"out", "raw", "home"}
+    assert {p.name for p in tmp_path.iterdir()} <= {"out", "home"}
     folder = tmp_path / "out" / "runs" / "r"
     (file,) = folder.glob("wandb/offline-run-*/*.wandb")
     ours, events = history(file), EventAccumulator(str(folder)).Reload()

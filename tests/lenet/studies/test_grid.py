@@ -39,7 +39,7 @@ def test_a_failure_begins_no_further_run(monkeypatch):
 
 
 @pytest.mark.slow
-def test_modes_at_once_on_a_cpu_share_its_cores(study, monkeypatch, capsys):
+def test_modes_at_once_on_a_cpu_share_its_cores(study, undrawn, monkeypatch, capsys):
     """Each run is a process of its own here, and their rows stand in the order of the grid."""
     monkeypatch.undo()
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(4))
@@ -68,7 +68,7 @@ def test_each_gpu_that_is_visible_has_a_run(monkeypatch):
     assert PrecisionOptions().places == [{}]
 
 
-def test_rows_of_earlier_calls_are_shown_again_and_together(study, tmp_path, capsys):
+def test_rows_of_earlier_calls_are_shown_again_and_together(study, undrawn, tmp_path, capsys):
     modes = ["--model", "lenet", "--batch-size", "32", "--modes", "fp32"]
     for seed in ("1", "7"):
         assert study("precision", *modes, "--first-seed", seed).seed.tolist() == [int(seed)]

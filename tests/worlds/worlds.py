@@ -131,6 +131,15 @@ class Started:
             assert time.monotonic() < deadline, "nothing came of it"
             time.sleep(0.05)
 
+    def listening(self) -> list[str]:
+        """Return the addresses that it and all below it listen on, from /proc/net/tcp and tcp6, one for each socket."""
+        process, connections = psutil.Process(self.process.pid), []
+        for each in [process, *process.children(recursive=True)]:
+            # git, say, ends meanwhile.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                connections += each.net_connections("inet")
+        return [c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN]
+
     def ranks(self) -> list[psutil.Process]:
         """Return the processes of the ranks that it has forked, in their order."""
         names = {}

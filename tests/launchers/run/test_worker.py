@@ -103,6 +103,7 @@ def test_a_run_leaves_its_row_files_and_steps_and_no_secret(plan, tmp_path, monk
     assert (found["status"], found["recipe"], found["steps"], found["world_size"]) == ("ok", "single", "4", "1")
     assert found["host"] == r"h\udcff"
     assert float(found["tokens_per_s"]) > 0
+    assert not any(found[column] for column in found if column.startswith("offload_"))
     # The peak of a CPU is not in the table, and it is not guessed.
     assert found["mfu"] == found["device_peak_tflops"] == ""
     noted = json.loads((folder / "run.json").read_text())

@@ -32,7 +32,7 @@ def imports_of(words: tuple[Any, ...], environment: str) -> tuple[str, ...]:
     """Return what the warm parent imports once for all programs like this one: also the engines of the recipes named."""
     if environment:
         return (*IMPORTS, *get("colossal_tensor").imports)
-    rows = [RECIPES[name] for word in map(str, words) for name in word.split(",") if name in RECIPES]
+    rows = [RECIPES[name] for word in map(str, words) for name in word.replace(",", " ").split() if name in RECIPES]
     engines = (row.engine_imports for row in rows if not row.environment)
     return tuple(dict.fromkeys([*IMPORTS, *chain(*engines)]))
 

@@ -142,6 +142,7 @@ def test_a_rank_killed_at_any_part_of_a_step_costs_no_bit(tmp_path):
     assert_same_state(broken / "checkpoints/step-7", unbroken / "checkpoints/step-7")
 
 
+@pytest.mark.promise("S10 | all checkpoints damaged | 4, never a silent new start; the files are kept")
 def test_auto_begins_when_nothing_is_saved_yet_and_resumes_else(tmp_path):
     words = ["run", "single", *SHORT, "--out", tmp_path, "--run-name", "r", "--resume", "auto"]
     folder = tmp_path / "runs" / "r" / "checkpoints"
@@ -161,3 +162,4 @@ def test_auto_begins_when_nothing_is_saved_yet_and_resumes_else(tmp_path):
         assert ended.returncode == status
         assert message in ended.stderr
         assert ended.stdout.count("tensor 'model/wte.weight' holds NaN or Inf") == (2 if status == 4 else 0)
+        assert len(list(folder.glob("*.corrupt"))) == 2

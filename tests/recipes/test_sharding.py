@@ -142,7 +142,8 @@ def test_sigterm_deletes_the_swap_folder_and_after_sigkill_the_next_run(tmp_path
         pytest.skip(reason)
     nvme = tmp_path / "nvme"
     nvme.mkdir()
-    words = ["run", "zero_infinity", "--nproc", 2, "--n-embd", 256, "--out", tmp_path, "--nvme-path", nvme]
+    words = ["run", "zero_infinity", "--nproc", 2, *"--n-embd 256 --n-layer 2 --seq-len 32".split()]
+    words += ["--out", tmp_path, "--nvme-path", nvme]
     for number in (signal.SIGTERM, signal.SIGKILL):
         run = Started(command(*words, "--steps", 99999))
         assert next(line for line in run.stdout if re.match(r"step +10/", line))

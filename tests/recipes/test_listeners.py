@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from machines import machines
 
-TINY = ["--model", "tiny", "--n-layer", 2, "--n-embd", 32, "--n-head", 2, "--seq-len", 16, "--data", "synthetic"]
-ENDLESS = ["--steps", 10**6, "--no-tensorboard", "--log-every", 1]
+ENDLESS = "run ddp --nproc 2 --n-layer 2 --n-embd 32 --seq-len 16 --data synthetic --steps 1000000".split()
 
 
 @pytest.mark.promise("X11 | a TensorBoard that serves to others | not here: no command starts a server")
@@ -39,7 +38,7 @@ def test_a_run_cannot_be_reached_from_another_network(tmp_path):
         with here.begin(sys.executable, "-c", serve, log=subprocess.PIPE) as server:
             server.stdout.readline()
             assert reaches(7)
-        words = ["run", "ddp", "--nproc", 2, *TINY, *ENDLESS, "--device", "cpu", "--out", tmp_path]
+        words = [*ENDLESS, "--no-tensorboard", "--device", "cpu", "--out", tmp_path]
         run = here.begin(sys.executable, "-m", "gptscale.launchers.cli", *words, log=subprocess.PIPE)
         assert any(line.startswith(b"step ") for line in run.stdout)
         # psutil knows the sockets of this network alone. State 0A is that of a listener.

@@ -1,4 +1,4 @@
-"""Run as ranks: in each case rank 1 has a NaN from the third step on. Every rank must stop, named, with its weights as they were.
+"""Run as ranks: in each case rank 1 has a NaN from the third step on, and every rank must stop with its weights unmoved.
 
 usage: world_nan.py OUT loss,RECIPE|gradient,RECIPE...; what is sick: the loss (NaN), or only its gradient (Inf)
 """

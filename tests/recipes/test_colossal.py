@@ -158,7 +158,7 @@ def test_both_environments_start_from_the_same_weights(tmp_path):
     """Compare them bit for bit after a step at rate 0, which leaves weights as they were made."""
     work = [*"--steps 1 --lr 0 --optimizer sgd --save-last --seq-len 32 --n-layer 2 --out".split(), tmp_path]
     ok("run", "single", *work, "--run-name", "one")
-    ok("run", "colossal_tensor", "--nproc", 2, *work, "--run-name", "two")
+    there("run", "colossal_tensor", "--nproc", 2, *work, "--run-name", "two")
     assert_same_state(*(tmp_path / "runs" / name / "checkpoints" / "step-1" for name in ("one", "two")))
 
 

@@ -27,7 +27,7 @@ def plan(tmp_path):
     """Return a function that checks a run of one process with further options."""
 
     def make(*words):
-        own = ["--data", "synthetic", "--out", str(tmp_path), "--run-name", "r"]
+        own = ["--data", "synthetic", "--n-layer", "1", "--seq-len", "32", "--out", str(tmp_path), "--run-name", "r"]
         config, recipe_config = parse_run("single", [*own, *words])
         return preflight("single", config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
 

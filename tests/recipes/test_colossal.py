@@ -38,13 +38,11 @@ PLAIN = "--no-verdict"
 # Tensor ranks wait for each other in every micro-batch, so they have half as many.
 TWO = ["--grad-accum-steps", "2"]
 SPLITS = {
-    "tp 2": ("colossal_tensor", 2, [*TWO, PLAIN]),
     "tp 4": ("colossal_tensor", 4, [*TWO, PLAIN]),
     "dp 2 x tp 2": ("colossal_tensor", 4, ["--tp-size", "2", *TWO, PLAIN]),
-    "pp 2": ("colossal_pipeline", 2, []),
     "pp 2, interleaved": ("colossal_pipeline", 2, ["--schedule", "interleaved", PLAIN]),
     "tp 2 x pp 2": ("colossal_pipeline", 4, ["--tp-size", "2", PLAIN]),
-    "dp 2 x pp 2": ("colossal_pipeline", 4, ["--pp-size", "2", PLAIN]),
+    "dp 2 x pp 2": ("colossal_pipeline", 4, ["--pp-size", "2"]),
 }
 
 
@@ -158,9 +156,9 @@ def test_state_goes_on_in_one_process(saved, tmp_path):
 @needs_colossalai
 def test_both_environments_start_from_the_same_weights(tmp_path):
     """Compare them bit for bit after a step at rate 0, which leaves weights as they were made."""
-    work = ["--steps", 1, "--lr", 0, "--optimizer", "sgd", "--save-last", "--out", tmp_path]
+    work = [*"--steps 1 --lr 0 --optimizer sgd --save-last --seq-len 32 --n-layer 2 --out".split(), tmp_path]
     ok("run", "single", *work, "--run-name", "one")
-    ok("run", "colossal_tensor", "--nproc", 2, *work, "--run-name", "two")
+    there("run", "colossal_tensor", "--nproc", 2, *work, "--run-name", "two")
     assert_same_state(*(tmp_path / "runs" / name / "checkpoints" / "step-1" for name in ("one", "two")))
 
 

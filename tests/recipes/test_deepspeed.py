@@ -15,7 +15,8 @@ from gptscale.launchers.run.preflight import why_not_here
 
 pytest.importorskip("deepspeed")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-WORK = ["--model", "tiny", "--data", "synthetic", "--no-tensorboard"]
+WORK = ["--data", "synthetic", "--no-tensorboard"]
+SMALL = ["--n-layer", 2, "--seq-len", 32]
 
 
 def deepspeed(*words):
@@ -26,7 +27,7 @@ def deepspeed(*words):
 
 def test_one_node(tmp_path, free_port):
     launcher = ["--num_gpus", 2, "--master_port", free_port, "--no_local_rank", "--module"]
-    ended = deepspeed(*launcher, "gptscale.recipes.zero", "--stage", 3, "--steps", 3, "--out", tmp_path, *WORK)
+    ended = deepspeed(*launcher, "gptscale.recipes.zero", "--stage", 3, "--steps", 3, "--out", tmp_path, *WORK, *SMALL)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     assert "step 3/3  loss" in ended.stdout
     (row,) = rows(tmp_path / "summary.csv")
@@ -39,9 +40,9 @@ def test_two_nodes_by_hostfile(tmp_path, free_port):
         pytest.skip(reason)
     (tmp_path / "hostfile").write_text("localhost slots=1\n127.0.0.1 slots=1\n")
     common = ["--hostfile", tmp_path / "hostfile", "--no_ssh", "--master_addr", "127.0.0.1", "--master_port", free_port]
-    run = ["--no_local_rank", "--module", "gptscale.recipes", "zero_infinity", "--steps", 3, "--out", tmp_path, *WORK]
+    run = ["--no_local_rank", "--module", "gptscale.recipes", "zero_infinity", "--steps", 3, *WORK, *SMALL]
     with ThreadPoolExecutor() as pool:
-        nodes = list(pool.map(lambda node: deepspeed(*common, "--node_rank", node, *run), (0, 1)))
+        nodes = list(pool.map(lambda node: deepspeed(*common, "--node_rank", node, *run, "--out", tmp_path), (0, 1)))
     assert [node.returncode for node in nodes] == [0, 0], nodes[0].stdout[-3000:] + nodes[0].stderr[-3000:]
     assert [(row["world_size"], row["status"]) for row in rows(tmp_path / "summary.csv")] == [("2", "ok")]
     assert not list(tmp_path.glob("gptscale-swap-*"))
@@ -50,10 +51,10 @@ def test_two_nodes_by_hostfile(tmp_path, free_port):
 @pytest.mark.parametrize("recipe", ["zero1", "zero3"])
 def test_its_own_checkpoint_is_read_when_trusted_and_the_run_goes_on(recipe, tmp_path):
     """Go on for 3 steps from what save_checkpoint left after 3 steps, and compare with a run that never stopped."""
-    ranks("world_deepspeeds_own.py", 2, recipe, tmp_path)
+    ranks("world_deepspeeds_own.py", 2, recipe, tmp_path, *SMALL)
     step = tmp_path / "own" / (tmp_path / "own" / "latest").read_text()
     subprocess.run(["bash", "-c", "sha256sum * > SHA256SUMS && chmod 600 SHA256SUMS"], cwd=step, check=True)
-    words = ["--nproc", 2, "--steps", 6, "--out", tmp_path, *WORK]
+    words = ["--nproc", 2, "--steps", 6, "--out", tmp_path, *WORK, *SMALL]
     resume = ["--resume", tmp_path / "own", "--trust-checkpoint"]
     for name, options in (("whole", []), ("rest", resume)):
         ok("run", recipe, *words, "--run-name", name, *options)

@@ -87,15 +87,13 @@ def test_it_is_left_out_where_all_do_the_same_work(capsys):
 
 @pytest.mark.timeout(600)
 def test_it_trains_resumes_and_is_compared(tmp_path):
-    """A resumed run repeats losses and final state bit for bit, on two ranks too, and only --same-work is ranked."""
+    """A resumed run on two ranks repeats losses and final state bit for bit, and only --same-work is ranked."""
     base = [*SHAPE, *WORKERS, "--steps", "8", "--save-every", "4", "--data-size", "24", "--out", tmp_path]
-    for nproc in (1, 2):
-        ok("run", "handout", "--nproc", nproc, *base, "--run-name", f"whole-{nproc}")
-        four = tmp_path / "runs" / f"whole-{nproc}" / "checkpoints" / "step-4"
-        ok("run", "handout", "--nproc", nproc, *base, "--run-name", f"again-{nproc}", "--resume", four)
-        whole, again = (tmp_path / "runs" / f"{name}-{nproc}" for name in ("whole", "again"))
-        assert steps(whole).loss.tolist()[4:] == steps(again).loss.tolist()
-        assert_same_state(*(run / "checkpoints" / "step-8" for run in (whole, again)))
+    whole, again = (tmp_path / "runs" / name for name in ("whole", "again"))
+    ok("run", "handout", "--nproc", 2, *base, "--run-name", "whole")
+    ok("run", "handout", "--nproc", 2, *base, "--run-name", "again", "--resume", whole / "checkpoints" / "step-4")
+    assert steps(whole).loss.tolist()[4:] == steps(again).loss.tolist()
+    assert_same_state(*(run / "checkpoints" / "step-8" for run in (whole, again)))
     same = [*SHAPE, "--steps", "8", "--out", tmp_path]
     ok("run", "single", *same)
     ok("run", "handout", "--same-work", *same)
@@ -103,6 +101,6 @@ def test_it_trains_resumes_and_is_compared(tmp_path):
     compared = rows(tmp_path / "c.csv")
     # The faster one is first, which may be either.
     assert {row["name"] for row in compared if row["ranked"] == "true"} == {"single x1", "handout x1"}
-    apart = [row["notes"] for row in compared if row["ranked"] == "false"]
-    assert len(apart) == 2
-    assert all("dropout 0.1" in note and "loss shifted inside the sequence" in note for note in apart)
+    (apart,) = [row["notes"] for row in compared if row["ranked"] == "false"]
+    assert "dropout 0.1" in apart
+    assert "loss shifted inside the sequence" in apart

@@ -1,6 +1,6 @@
-"""Run as ranks: what this rank holds, found by looking at every live tensor, not by asking the engine.
+"""Run as ranks: what this rank holds in each case, found by looking at every live tensor, not by asking the engine.
 
-usage: world_bytes.py RECIPE OUT [option...]; writes OUT/rank<N>.json
+usage: world_bytes.py OUT 'RECIPE [option...]'...; writes OUT/rank<N>.json: {case: {what: bytes}}
 """
 
 import gc
@@ -15,6 +15,7 @@ from world_engine import end_well, engine_and_batches, planned
 from gptscale.common.engines.rank_shapes import state_formula
 from gptscale.common.engines.zero.swap_folder import nbytes_under
 from gptscale.common.process.begin import keep_freed_memory
+from gptscale.common.process.world import World, process_group
 
 
 def live_bytes(model):
@@ -39,9 +40,7 @@ def settled_bytes(model):
     return fewest
 
 
-def main(recipe, out, options):
-    # As in a run: otherwise each step has the kernel map and zero the large tensors anew.
-    keep_freed_memory()
+def measure(out, recipe, *options):
     with planned(recipe, out, "--global-batch-size", "8", "--grad-accum-steps", "2", *options) as plan:
         before = live_bytes(torch.nn.Module())
         engine, batches = engine_and_batches(plan)
@@ -71,10 +70,19 @@ def main(recipe, out, options):
         torch.distributed.barrier()
         found["disk"] = nbytes_under(out)
         torch.distributed.barrier()
-        (out / f"rank{plan.run.world.rank}.json").write_text(json.dumps(found))
         engine.close()
+        return found
+
+
+def main(out, cases):
+    # As in a run: otherwise each step has the kernel map and zero the large tensors anew.
+    keep_freed_memory()
+    world = World.from_environment("auto")
+    with process_group(world):
+        found = {case: measure(out, *case.split()) for case in cases}
+    (out / f"rank{world.rank}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
+    main(Path(sys.argv[1]), sys.argv[2:])
     end_well()

@@ -5,6 +5,7 @@ import sys
 from contextlib import contextmanager, nullcontext
 
 import torch
+from torch.distributed import is_initialized
 
 from gptscale.common.process.world import World, process_group
 from gptscale.launchers.run.options import parse_run
@@ -14,11 +15,11 @@ from gptscale.recipes import get
 
 @contextmanager
 def planned(recipe, out, *words):
-    """Yield the plan of a run on random ids, while the ranks are joined."""
+    """Yield the plan of a run on random ids, while the ranks are joined, which an outer call may have done."""
     torch.set_num_threads(1)
     config, recipe_config = parse_run(recipe, ["--data", "synthetic", "--out", str(out), *words])
     plan = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
-    with process_group(plan.run.world) if get(recipe).axes else nullcontext():
+    with nullcontext() if is_initialized() or not get(recipe).axes else process_group(plan.run.world):
         yield plan
 
 

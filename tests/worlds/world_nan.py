@@ -1,6 +1,6 @@
-"""Run as ranks: from the third step on, rank 1 has a NaN. Every rank must stop, named, with its weights as they were.
+"""Run as ranks: in each case rank 1 has a NaN from the third step on, and every rank must stop with its weights unmoved.
 
-usage: world_nan.py RECIPE OUT loss|gradient; what is sick: the loss (NaN), or only its gradient (Inf)
+usage: world_nan.py OUT loss,RECIPE|gradient,RECIPE...; what is sick: the loss (NaN), or only its gradient (Inf)
 """
 
 import sys
@@ -15,11 +15,14 @@ from gptscale.common.data.loader import Prefetcher
 from gptscale.common.engines import tensor_parallel
 from gptscale.common.errors import NumericError
 from gptscale.common.model import loss as loss_module
-from gptscale.common.process.world import gather_objects
+from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.common.train import train
 from gptscale.results.record.recorder import Recorder
 
 SICK_STEP = 2
+# A window of 4 steps: the host finds out one step late, and the weights must not have moved all the same.
+WORDS = "--steps 8 --log-every 4 --n-layer 2 --seq-len 16".split()
+healthy = loss_module.linear_cross_entropy
 
 
 class InfiniteGradient(torch.autograd.Function):
@@ -34,11 +37,11 @@ class InfiniteGradient(torch.autograd.Function):
         return gradient * float("inf")
 
 
-def main(recipe: str, out: Path, what: str) -> None:
-    # A window of 4 steps: the host finds out one step late, and the weights must not have moved all the same.
-    with planned(recipe, out, "--steps", "8", "--log-every", "4") as plan:
+def carry_out(what: str, recipe: str, out: Path) -> None:
+    out.mkdir(exist_ok=True)
+    with planned(recipe, out, *WORDS) as plan:
         engine, batches = engine_and_batches(plan)
-        world, healthy, step = plan.run.world, loss_module.linear_cross_entropy, {"now": 0}
+        world, step = plan.run.world, {"now": 0}
 
         def sick(*arguments):
             loss = healthy(*arguments)
@@ -77,6 +80,12 @@ def main(recipe: str, out: Path, what: str) -> None:
         (folder / "expected").write_text(str(list(batches.sequences(SICK_STEP, 1))))
 
 
+def main(out: Path, cases: list[str]) -> None:
+    with process_group(World.from_environment("auto")):
+        for case in cases:
+            carry_out(*case.split(","), out / case)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), sys.argv[2:])
     end_well()

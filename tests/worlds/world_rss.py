@@ -10,17 +10,13 @@ from pathlib import Path
 
 from world_engine import end_well, engine_and_batches, planned
 
-from gptscale.launchers.run.options import parse_run
-from gptscale.launchers.run.preflight import preflight
-
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def main(recipe, out, options):
-    with planned(recipe, out, *options) as plan:
-        small = preflight(recipe, *parse_run(recipe, ["--out", str(out), "--data", "synthetic"]), plan.run.world)
+    with planned(recipe, out, *options) as plan, planned(recipe, out) as small:
         # This makes the imports and first allocations, which are not the model's.
         engine_and_batches(small)
         before = peak()

@@ -32,7 +32,7 @@ def imports_of(words: tuple[Any, ...], environment: str) -> tuple[str, ...]:
     """Return what the warm parent imports once for all programs like this one: also the engines of the recipes named."""
     if environment:
         return (*IMPORTS, *get("colossal_tensor").imports)
-    rows = [RECIPES[name] for word in map(str, words) for name in word.split(",") if name in RECIPES]
+    rows = [RECIPES[name] for word in map(str, words) for name in word.replace(",", " ").split() if name in RECIPES]
     engines = (row.engine_imports for row in rows if not row.environment)
     return tuple(dict.fromkeys([*IMPORTS, *chain(*engines)]))
 
@@ -130,6 +130,15 @@ class Started:
             assert self.process.poll() is None, self.ended()
             assert time.monotonic() < deadline, "nothing came of it"
             time.sleep(0.05)
+
+    def listening(self) -> list[str]:
+        """Return the addresses that it and all below it listen on, from /proc/net/tcp and tcp6, one for each socket."""
+        process, connections = psutil.Process(self.process.pid), []
+        for each in [process, *process.children(recursive=True)]:
+            # git, say, ends meanwhile.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                connections += each.net_connections("inet")
+        return [c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN]
 
     def ranks(self) -> list[psutil.Process]:
         """Return the processes of the ranks that it has forked, in their order."""

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from gptscale.common.checkpoint import reader as checkpoint_reader
 from gptscale.common.checkpoint import writer as checkpoint_writer
-from gptscale.common.checkpoint.reader import Reader, agreed, newest_valid, step_folders
+from gptscale.common.checkpoint.reader import Reader, agreed, newest_valid
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.errors import CheckpointError, NumericError, StorageError
 from gptscale.common.state import Shard
@@ -239,15 +239,6 @@ def test_every_single_flipped_bit_is_found(saved):
         (saved / DATA).write_bytes(data)
         with pytest.raises(CheckpointError):
             Reader(saved).verify()
-
-
-@pytest.mark.promise("S10 | all checkpoints damaged | 4, never a silent new start; the files are kept")
-def test_all_corrupt_is_an_error_and_never_a_fresh_start(saved, tmp_path):
-    for path in step_folders(tmp_path):
-        flip(path)
-    with pytest.raises(CheckpointError, match="no checkpoint that verifies"):
-        newest_valid(tmp_path, lambda line: None)
-    assert len(list(tmp_path.glob("*.corrupt"))) == 2
 
 
 @pytest.mark.parametrize("is_main", [True, False])

@@ -4,10 +4,7 @@ import dataclasses
 import json
 import os
 import pickle
-import resource
 import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -45,6 +42,7 @@ CASES = {
     "fp16 on a CPU": (["run", "single", "--precision", "fp16", "--device", "cpu"], "fp16 needs a GPU, in --precision, use fp32 or bf16 on CPU"),
     "NaN": (["run", "ddp", "--lr", "nan"], "lr nan is out of range, in --lr, use 0.0 to 100.0"),
     "no steps": (["run", "ddp", "--steps", "0"], "steps 0 is out of range, in --steps, use 1 to 1000000000"),
+    "a profile of few": (["run", "single", "--steps", "3", "--profile"], "only a run of 20 steps with a verdict is traced, in --profile"),
     "absurd": (["run", "ddp", "--global-batch-size", "1000000000000"], "global_batch_size 1000000000000 is out of range"),
     "no processes": (["run", "ddp", "--nproc", "0"], "nproc 0 is out of range"),
     "world for one": (["run", "single", "--nproc", "2"], "single is one process, not 2, in --nproc, use --nproc 1"),
@@ -283,21 +281,6 @@ def test_another_model_is_refused_before_the_start_whatever_the_run_name(resume,
     assert "seed 7 there, 1234 here" in line
     assert "n_head" not in line
     assert "step-4" in line
-
-
-def test_under_five_seconds_by_the_real_command(folder):
-    """It counts processor seconds, with the start of Python and torch, since tests beside this one take time too."""
-    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-m", "gptscale.launchers.cli", "run", "fsdp", "--nproc", "2", "--model", "gpt3"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    took_s, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    computed_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert ended.returncode == 2
-    assert ended.stderr.startswith("gptscale: error: unknown model 'gpt3'")
-    assert len(ended.stderr.splitlines()) == 1
-    assert computed_s < 5
-    assert took_s < 60
-    assert not list(folder.iterdir())
 
 
 def test_what_fits_when_it_is_split_is_not_refused(plan, monkeypatch):

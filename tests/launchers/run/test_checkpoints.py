@@ -9,7 +9,7 @@ from gptscale.common.errors import StorageError
 from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.launchers.run import checkpoints
 
-SHORT = ["--model", "tiny", "--data", "synthetic", "--global-batch-size", "4", "--no-tensorboard", "--save-every", "2"]
+SHORT = "--data synthetic --n-layer 2 --seq-len 32 --global-batch-size 4 --no-tensorboard --save-every 2".split()
 FIGURES = ["loss", "grad_norm"]
 
 
@@ -128,20 +128,21 @@ def test_a_resume_from_an_older_step_sets_aside_what_lies_beyond(tmp_path):
 @pytest.mark.promise("P2 | in its backward, while the others wait in their all-reduce | as P1")
 @pytest.mark.promise("P3 | between backward and optimizer | as P1, and no half of an update is left")
 def test_a_rank_killed_at_any_part_of_a_step_costs_no_bit(tmp_path):
-    """Also during the others' all-reduce, and between backward and optimizer, after which no half of an update may be left."""
-    words = ["ddp", *SHORT, "--steps", 7, "--device", "cpu", "--save-every", 4, "--dist-timeout-s", 60]
-    ranks("world_faulty.py", 2, "none", *words, "--out", tmp_path, "--run-name", "unbroken")
-    unbroken = tmp_path / "runs" / "unbroken"
+    """Kill it at another part in each start. After its backward no half of an update may be left."""
+    own = "--steps 7 --device cpu --save-every 4 --dist-timeout-s 60 --out"
+    words = ["ddp", *SHORT, *own.split(), tmp_path]
+    ranks("world_faulty.py", 2, "none", *words, "--run-name", "unbroken")
+    broken, unbroken = (tmp_path / "runs" / name for name in ("broken", "unbroken"))
+    words += ["--run-name", "broken", "--resume", "auto"]
     for part in ("forward", "backward", "optimizer", "saving"):
-        run = [*words, "--out", tmp_path, "--run-name", part]
-        ranks("world_faulty.py", 2, f"killed_at,{part}", *run, status=7)
-        folder = tmp_path / "runs" / part
-        assert [path.name for path in step_folders(folder / "checkpoints")] == ["step-4"]
-        ranks("world_faulty.py", 2, "none", *run, "--resume")
-        assert steps(folder)[FIGURES].equals(steps(unbroken)[FIGURES])
-        assert_same_state(folder / "checkpoints/step-7", unbroken / "checkpoints/step-7")
+        ranks("world_faulty.py", 2, f"killed_at,{part}", *words, status=7)
+        assert [path.name for path in step_folders(broken / "checkpoints")] == ["step-4"]
+    ranks("world_faulty.py", 2, "none", *words)
+    assert steps(broken)[FIGURES].equals(steps(unbroken)[FIGURES])
+    assert_same_state(broken / "checkpoints/step-7", unbroken / "checkpoints/step-7")
 
 
+@pytest.mark.promise("S10 | all checkpoints damaged | 4, never a silent new start; the files are kept")
 def test_auto_begins_when_nothing_is_saved_yet_and_resumes_else(tmp_path):
     words = ["run", "single", *SHORT, "--out", tmp_path, "--run-name", "r", "--resume", "auto"]
     folder = tmp_path / "runs" / "r" / "checkpoints"
@@ -161,3 +162,4 @@ def test_auto_begins_when_nothing_is_saved_yet_and_resumes_else(tmp_path):
         assert ended.returncode == status
         assert message in ended.stderr
         assert ended.stdout.count("tensor 'model/wte.weight' holds NaN or Inf") == (2 if status == 4 else 0)
+        assert len(list(folder.glob("*.corrupt"))) == 2

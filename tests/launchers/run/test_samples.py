@@ -13,7 +13,7 @@ from gptscale.launchers.cli import main
 from gptscale.launchers.run import samples
 
 WORDS = (
-    "--steps 3 --eval-every 2 --eval-batches 2 --timing-warmup-steps 0 --no-verdict --device cpu --seq-len 32".split()
+    "--steps 3 --eval-every 2 --eval-batches 2 --timing-warmup-steps 0 --device cpu --seq-len 32 --n-layer 2".split()
 )
 
 

@@ -89,7 +89,7 @@ def test_a_run_whose_steps_were_done_is_ok_and_its_row_is_written_once(tmp_path,
 
 # The options of a run, its record, and the table of its row.
 ENDED = {
-    "ddp": ("--data synthetic --steps 3 --global-batch-size 4", "launchers.run.record,RunRecord", SUMMARY),
+    "ddp": ("--data synthetic --steps 3 --n-layer 1 --seq-len 32", "launchers.run.record,RunRecord", SUMMARY),
     "lenet": ("--epochs 1 --batch-size 256", "lenet.run.record,VisionRecord", LENET),
 }
 

@@ -55,7 +55,6 @@ def test_a_slow_reader_is_found_in_a_real_run(tmp_path):
 
 
 def test_a_short_run_has_no_verdict(tmp_path):
-    assert worlds.gptscale("run", "single", "--steps", 3, "--profile", "--out", tmp_path).returncode == 2
     ok("run", "single", "--steps", 3, "--n-layer", 1, "--n-embd", 32, "--out", tmp_path, "--run-name", "short")
     ended = worlds.gptscale("why", tmp_path / "runs/short")
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)

@@ -12,11 +12,11 @@ ROOT = Path(__file__).parents[1]
 CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
-    "core": (CORE, 25_048),
-    "foresight": (("foresight",), 11_288),
-    "lenet": (("lenet",), 6_306),
-    "the package": ((*CORE, *LABS), 42_642),
-    "the tests": (("tests",), 25_332),
+    "core": (CORE, 24_700),
+    "foresight": (("foresight",), 11_322),
+    "lenet": (("lenet",), 6_264),
+    "the package": ((*CORE, *LABS), 42_286),
+    "the tests": (("tests",), 25_325),
 }
 GPT2 = ("common/settings/gpt_config.py", "common/model/gpt.py")
 LOADED = {

@@ -11,13 +11,13 @@ from typing import Any
 
 from gptscale.common.measure.gpus import GIB
 from gptscale.common.recipe_config import RecipeConfig
-from gptscale.common.settings.command_line import changed_options
 from gptscale.common.settings.run import Run
-from gptscale.common.settings.run_config import AXIS_SIZES, MODEL_AXES, RunConfig
+from gptscale.common.settings.run_config import AXIS_SIZES, MODEL_AXES
 from gptscale.foresight.memory.bound import Places, bound
 from gptscale.foresight.memory.report import RankMemory
 from gptscale.foresight.plan.question import Cluster
 from gptscale.foresight.price.replay import Replayed
+from gptscale.launchers.run.options import option_words
 from gptscale.recipes import get
 
 # The bound was at most 12 % below the allocated bytes of 255 simulated ranks (docs/measurements/LOG.md, 2026-11-25).
@@ -178,8 +178,7 @@ def words_of(row: PlannedRow) -> list[str]:
     own_place |= {f"{axis}_size": run.mesh.size(axis) for axis in recipe.axes if axis != "dp"}
     own_place["device"] = "cpu" if row.cluster.is_cpu else "auto"
     config = dataclasses.replace(run.config, micro_batch_size=run.batch.micro_batch_size, **own_place)
-    own = row.config
-    return changed_options(config, RunConfig()) + changed_options(own, type(own)(**recipe.preset))
+    return option_words(run.recipe, config, row.config)
 
 
 def command_of(row: PlannedRow) -> str:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed import distributed_c10d
 from torch.utils import _python_dispatch
 
@@ -65,8 +66,8 @@ class OperationRecorder(_python_dispatch.TorchDispatchMode):
         vars(_python_dispatch)["_pop_mode"]()
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, FakeTensor) for kind in types):
-            # It only asks for shapes: a mode below answers.
+        if any(issubclass(kind, FakeTensor | FunctionalTensor) for kind in types):
+            # torch.compile only asks for shapes: a mode below answers.
             return func(*args, **(kwargs or {}))
         # A DTensor and its like ask for operations on their shards, which come here in turn.
         if any(getattr(kind, "__torch_dispatch__", PLAIN) is not PLAIN for kind in types):

@@ -22,6 +22,7 @@ import transformers
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.measure.devices import is_emulated
 from gptscale.common.measure.gpus import GIB
 from gptscale.common.process.program import Program
 from gptscale.common.process.task import run_captured
@@ -204,7 +205,9 @@ def test_the_command_writes_what_it_recommends(folder, monkeypatch, capsys, spli
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert f"1  {split}" in printed
-    assert len(losses(run(folder / file, gpus, "--global-batch-size", "8", "--micro-batch-size", "2"))) == 4
+    # oneDNN has no LSTM in bf16 for a processor that only emulates it.
+    fp32 = ["--precision", "fp32"] * (names[0] == "Mixed" and is_emulated("bf16"))
+    assert len(losses(run(folder / file, gpus, "--global-batch-size", "8", "--micro-batch-size", "2", *fp32))) == 4
     assert main(words) == 2
     assert f"{file} is there already" in capsys.readouterr().err
 

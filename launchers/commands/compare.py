@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """Tell in one line what the system does not let read."""
+    """Refuse in one line a file that the system cannot read."""
     try:
         yield
     except OSError as error:

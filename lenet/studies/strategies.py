@@ -74,7 +74,7 @@ class StrategiesOptions(StudyOptions):
 
 
 def why_not(name: str, options: StrategiesOptions) -> str | None:
-    """Return why this machine cannot run a strategy in a precision on a device, or None if it can."""
+    """Return why this machine cannot run a strategy with these options, or None if it can."""
     # Imported here, so that help and a refused option need no torch.
     from gptscale.lenet.run.preflight import world_from_environment
     from gptscale.lenet.run.strategy import check_strategy
